@@ -1,0 +1,28 @@
+"""Federated learning that holds: against adversarial inputs, shifted devices, weak hardware and hostile clients."""
+
+from hardy import models, papers
+from hardy.client import Training
+from hardy.config import Experiment, read
+from hardy.data.sources import arrays
+from hardy.data.splits import federate
+from hardy.errors import HardyError
+from hardy.experiment import VERSION as __version__
+from hardy.experiment import Run, fit, load, resume
+from hardy.method import Method
+
+__all__ = [
+    "Experiment",
+    "HardyError",
+    "Method",
+    "Run",
+    "Training",
+    "__version__",
+    "arrays",
+    "federate",
+    "fit",
+    "load",
+    "models",
+    "papers",
+    "read",
+    "resume",
+]

@@ -1,0 +1,208 @@
+"""The command line: run | resume | evaluate | compare | parts | data | bench."""
+
+import argparse
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import hardy
+from hardy import config, experiment
+from hardy.data.sources import data_root, describe
+from hardy.engines import ENGINES, Resident, seconds_per_slot
+from hardy.errors import HardyError
+from hardy.progress import clock
+from hardy.registry import PARTS
+from hardy.report.compare import compare, seeds_summary, write_comparison
+from hardy.report.tensorboard import write_tensorboard
+from hardy.robustness.evaluate import accuracies, summarise
+from hardy.state import write_atomic
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command. A user's mistake is one line on stderr and exit code 2."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        options.command(options)
+    except HardyError as error:
+        print(f"hardy: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("hardy: stopped. A run kept in a folder goes on with `hardy resume DIR`.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of our output has left
+        return 0
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="hardy", description="Federated learning that holds.")
+    parser.add_argument("--version", action="version", version=f"hardy {hardy.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, function: Callable[[Any], None], words: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=words, description=words)
+        sub.set_defaults(command=function)
+        return sub
+
+    run = command("run", _run, "run an experiment: a TOML file, or a bundled name such as demo")
+    run.add_argument("experiment")
+    run.add_argument("overrides", nargs="*", metavar="key=value", help="for example training.rate=0.1 method=fedbn")
+    run.add_argument("--out", type=Path, help="run folder (default runs/NAME)")
+    run.add_argument("--engine", choices=["auto", *ENGINES])
+    run.add_argument("--device", help="auto, cpu or cuda")
+    run.add_argument("--seeds", type=int, default=1, metavar="N", help="N runs with seeds one apart; mean ± deviation")
+
+    resume = command("resume", _resume, "go on with a run that stopped")
+    resume.add_argument("folder", type=Path)
+
+    evaluate = command("evaluate", _evaluate, "measure a finished run; writes evaluation.json")
+    evaluate.add_argument("folder", type=Path)
+
+    side = command("compare", _compare, "put runs side by side, in a table and a plot")
+    side.add_argument("folders", type=Path, nargs="+", metavar="DIR")
+    side.add_argument("--out", type=Path, default=Path("comparison.html"), help="where the page goes")
+
+    command("parts", _parts, "list the parts a method can be made of")
+    command("data", _data, "list the data sets and which of them are here").add_argument(
+        "--data", type=Path, help="folder of real data sets (default: HARDY_DATA)"
+    )
+    bench = command("bench", _bench, "time a local step of an experiment on each engine")
+    bench.add_argument("experiment")
+    bench.add_argument("overrides", nargs="*", metavar="key=value")
+    bench.add_argument("--device", help="auto, cpu or cuda")
+    for sub in (run, resume, evaluate, bench):
+        sub.add_argument("--data", type=Path, help="folder of real data sets (default: HARDY_DATA)")
+    for sub in (run, resume):
+        sub.add_argument("--quiet", action="store_true", help="no progress bar")
+        sub.add_argument("--tensorboard", action="store_true", help="also write TensorBoard event files")
+    return parser
+
+
+def _read(options: Any) -> config.Experiment:
+    chosen = [f"engine.{key}={json.dumps(v)}" for key in ("name", "device") if (v := _engine_option(options, key))]
+    return config.read(options.experiment, [*options.overrides, *chosen])
+
+
+def _engine_option(options: Any, key: str) -> str | None:
+    found: str | None = getattr(options, {"name": "engine"}.get(key, key), None)
+    return found
+
+
+def _run(options: Any) -> None:
+    if options.seeds < 1:
+        raise HardyError(f"--seeds is {options.seeds}; it must be 1 or more.")
+    chosen = _read(options)
+    out = options.out or _free(Path("runs") / chosen.name)
+    if options.seeds == 1:
+        run = experiment.fit(chosen, out=out, data_folder=options.data, quiet=options.quiet)
+        _finish(run, options)
+        return
+    folders = []
+    for seed in range(chosen.seed, chosen.seed + options.seeds):
+        folders.append(out / f"seed-{seed}")
+        run = experiment.fit(replace(chosen, seed=seed), out=folders[-1], data_folder=options.data, quiet=options.quiet)
+        _finish(run, options)
+    write_atomic(out / "summary.json", json.dumps(seeds_summary(folders), indent=2).encode())
+    print(compare([out]))
+
+
+def _free(folder: Path) -> Path:
+    """The folder, or the first of folder-2, folder-3, ... that holds no run."""
+    number, free = 1, folder
+    while free.exists():
+        number += 1
+        free = folder.with_name(f"{folder.name}-{number}")
+    return free
+
+
+def _resume(options: Any) -> None:
+    run = experiment.resume(
+        options.folder,
+        data_folder=options.data,
+        quiet=options.quiet,
+        remark=lambda line: print(f"hardy: {line}", file=sys.stderr),
+    )
+    _finish(run, options)
+
+
+def _finish(run: experiment.Run, options: Any) -> None:
+    assert run.folder is not None
+    if options.tensorboard:
+        write_tensorboard(run.folder)
+    print(_table(run.summary()))
+    print(f"\nreport: {run.folder / 'report.html'}")
+
+
+def _table(summary: dict[str, Any]) -> str:
+    """A finished run in a few lines."""
+    accuracy = summary["standard_accuracy"]
+    rows = [
+        *accuracy["by_domain"].items(),
+        ("mean of clients", accuracy["mean"]),
+        ("worst client", accuracy["worst_client"]),
+    ]
+    best = summary["best"]
+    if best and best["round"] != summary["rounds"]:
+        rows.append((f"mean at best validation (round {best['round']})", best["standard_accuracy"]["mean"]))
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{name:<{width}}  {value:6.1%}" for name, value in rows if value is not None]
+    where = f"{summary['engine']}, {summary['device']}"
+    head = (
+        f"{summary['name']}: {summary['method']}, {summary['rounds']} rounds in {clock(summary['seconds'])} ({where})"
+    )
+    up, down, work = summary["bytes_up"] / 1e6, summary["bytes_down"] / 1e6, summary["macs"] / 1e9
+    traffic = f"{up:,.1f} MB up, {down:,.1f} MB down, {work:,.1f} GMACs"
+    lost = ", ".join(f"{count} {kind}" for kind, count in summary["lost"].items())
+    return "\n".join([head, "", *lines, "", traffic + (f"; replies lost: {lost}" if lost else "")])
+
+
+def _evaluate(options: Any) -> None:
+    run = experiment.load(options.folder, data_folder=options.data)
+    found = {
+        "round": run.state.round,
+        "standard_accuracy": summarise(accuracies(run.engine, run.state, "test"), run.engine.data.clients),
+        "robust_accuracy": {},
+        "versions": experiment.versions(),
+    }
+    write_atomic(options.folder / "evaluation.json", json.dumps(found, indent=2).encode())
+    print(_table({**run.summary(), **found}))
+    print(f"\nwritten: {options.folder / 'evaluation.json'}")
+
+
+def _compare(options: Any) -> None:
+    print(compare(options.folders))
+    print(f"\nwritten: {write_comparison(options.folders, options.out)}")
+
+
+def _parts(options: Any) -> None:
+    for kind, parts in PARTS.items():
+        print(f"{kind}")
+        for name, factory in sorted(parts.items()):
+            words = (inspect.getdoc(factory) or "").partition("\n")[0]
+            print(f"  {name:<20} {words}")
+
+
+def _data(options: Any) -> None:
+    print(describe(data_root(options.data)))
+
+
+def _bench(options: Any) -> None:
+    chosen = _read(options)
+    run = experiment.prepare(
+        replace(chosen, engine=replace(chosen.engine, name="sequential")), data_folder=options.data
+    )
+    resident: Resident = run.engine.resident
+    for name, kind in ENGINES.items():
+        engine = kind(run.engine.plan, resident, chosen.training, seed=chosen.seed, lane=chosen.engine.lane)
+        print(f"{name:<12} {seconds_per_slot(engine) / 2 * 1e3:8.2f} ms a client and local step")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""One client's round as three pure functions: begin, step, finish. The only trainer in the project.
+
+They work on the tensors of one slot; an engine runs them in a loop or under vmap.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import grad_and_value
+
+from hardy import random
+from hardy.errors import HardyError
+from hardy.messages import Slot
+from hardy.method import Plan
+from hardy.models.net import Net
+from hardy.partition import Placement
+from hardy.parts.objective import Batch, Objective, Outcome
+from hardy.tensors import Tensors, select
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """`[training]`: how a client trains in a round."""
+
+    rate: float = 0.01
+    """learning rate η of plain SGD"""
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    batch: int = 32
+    epochs: int = 1
+    steps: int | None = None
+    """local steps a round instead of epochs"""
+    remainder: Literal["keep", "drop", "wrap"] = "keep"
+    """the examples left over by the last full batch: a smaller batch, left out, or filled up from the start"""
+    schedule: Literal["constant", "cosine"] = "constant"
+    milestones: tuple[int, ...] = ()
+    """rounds after which the rate is multiplied by `decay`"""
+    decay: float = 0.1
+
+    def __post_init__(self) -> None:
+        limits = {
+            "rate": (0 <= self.rate < float("inf"), "0 or more"),
+            "momentum": (0 <= self.momentum < 1, "in [0, 1)"),
+            "weight_decay": (self.weight_decay >= 0, "0 or more"),
+            "batch": (self.batch >= 1, "1 or more"),
+            "epochs": (self.epochs >= 1, "1 or more"),
+            "steps": (self.steps is None or self.steps >= 1, "1 or more, or absent"),
+            "decay": (self.decay > 0, "above 0"),
+        }
+        for name, (holds, limit) in limits.items():
+            if not holds:
+                raise HardyError(f"training.{name} is {getattr(self, name)}; it must be {limit}.")
+
+    def rate_at(self, round: int, rounds: int) -> float:
+        """The learning rate of a round (counted from 0)."""
+        rate = self.rate * self.decay ** sum(round >= m for m in self.milestones)
+        return rate * (1 + np.cos(np.pi * round / rounds)) / 2 if self.schedule == "cosine" else rate
+
+    def batches(self, rows: Rows, rng: np.random.Generator) -> list[Rows]:
+        """The rows of each local step of one round."""
+        size = min(self.batch, len(rows))
+        if self.steps is not None:
+            needed = self.steps * size
+            if needed <= len(rows):
+                drawn = rng.choice(rows, needed, replace=False)
+            else:
+                drawn = np.concatenate([rng.permutation(rows) for _ in range(-(-needed // len(rows)))])[:needed]
+            return list(drawn.reshape(self.steps, size))
+        return [batch for _ in range(self.epochs) for batch in self._epoch(rng.permutation(rows), size)]
+
+    def examples(self, count: int) -> int:
+        """Examples that pass through the network in one round of a client that holds `count`."""
+        size = min(self.batch, count)
+        if self.steps is not None:
+            return self.steps * size
+        left = count % size
+        return self.epochs * (count + {"drop": -left, "keep": -(left == 1), "wrap": -left % size}[self.remainder])
+
+    def _epoch(self, order: Rows, size: int) -> list[Rows]:
+        full = len(order) // size * size
+        batches = list(order[:full].reshape(-1, size))
+        left = len(order) - full
+        if self.remainder == "wrap" and left:
+            batches.append(np.concatenate([order[full:], order[: size - left]]))
+        elif self.remainder == "keep" and left > 1:  # one example alone has no batch statistics
+            batches.append(order[full:])
+        return batches
+
+
+class State(NamedTuple):
+    """A client in the middle of its round."""
+
+    trained: Tensors
+    kept: Tensors
+    private: Tensors
+    momentum: Tensors
+
+
+class Reply(NamedTuple):
+    """What a client sends (shared, reported) and keeps (private)."""
+
+    shared: Tensors
+    reported: Tensors
+    private: Tensors
+
+
+def keys(seed: int, round: int, slots: Sequence[Slot], steps: int) -> Tensor:
+    """The random key of every step of every slot, [steps, S]."""
+    key = random.fold(torch.tensor(seed), "client", round)
+    key = random.fold(key, torch.tensor([slot.client for slot in slots]), torch.tensor([slot.base for slot in slots]))
+    return random.fold(key, torch.arange(steps)[:, None])
+
+
+def begin(plan: Plan, training: Training, received: Tensors, own: Tensors) -> State:
+    """The state a client starts from: what it received and what it has."""
+    held = {**received, **own}
+    trained = select(held, plan.trained)
+    private = {name: value for name, value in own.items() if name not in plan.model_names}
+    momentum = {name: torch.zeros_like(value) for name, value in trained.items()} if training.momentum else {}
+    return State(trained, select(held, plan.kept), private, momentum)
+
+
+def step(
+    plan: Plan,
+    objective: Objective,
+    training: Training,
+    received: Tensors,
+    state: State,
+    batch: Batch,
+    key: Tensor,
+    rate: Tensor,
+) -> tuple[State, Tensor]:
+    """One descent step on the weights (and ascent step on what the objective plays against them), and the loss."""
+
+    def total(trained: Tensors, private: Tensors) -> tuple[Tensor, tuple[Tensor, Tensors]]:
+        net = Net(plan.model, trained, state.kept)
+        loss = objective.loss(net, private, batch, key)
+        return loss + objective.penalty(trained, received), (loss, net.kept)
+
+    wanted = (0, 1) if objective.ascends else (0,)
+    (gradient, *ascent), (_, (loss, kept)) = grad_and_value(total, wanted, has_aux=True)(state.trained, state.private)
+    gradient, private = objective.correct(gradient, state.private, received)
+    if objective.ascends:
+        private = objective.advance(private, ascent[0])
+    if training.weight_decay:
+        gradient = {n: g + training.weight_decay * state.trained[n] for n, g in gradient.items()}
+    momentum = {n: training.momentum * v + gradient[n] for n, v in state.momentum.items()}
+    trained = {n: w - rate * (momentum or gradient)[n] for n, w in state.trained.items()}
+    return State(trained, kept, private, momentum), loss
+
+
+def finish(
+    plan: Plan,
+    objective: Objective,
+    received: Tensors,
+    state: State,
+    start: Tensors,
+    steps: Tensor,
+    rate: Tensor,
+) -> Reply:
+    """Splits what the client has now into what it sends and what it keeps."""
+    private, added = objective.finish(
+        Outcome(start=start, end=state.trained, received=received, private=state.private, steps=steps, rate=rate)
+    )
+    held = {**state.trained, **state.kept, **private, **added}
+    return Reply(*(select(held, plan.names(where)) for where in Placement))

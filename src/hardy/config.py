@@ -1,0 +1,306 @@
+"""Experiments as TOML: a tree of dataclasses, checked key by key. An unknown key is an error with the nearest name."""
+
+import dataclasses
+import inspect
+import math
+import tomllib
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from hardy.client import Training
+from hardy.engines import EngineChoice
+from hardy.errors import HardyError, unknown
+from hardy.method import Method
+from hardy.parts.admission import Admission
+from hardy.registry import KINDS, PARTS, find
+from hardy.robustness.faults import Faults
+from hardy.server import Cohort
+
+Table = dict[str, Any]
+FROM_PYTHON = "from Python"
+"""stands in config.toml for what has no name"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataChoice:
+    """`[data]`: which images, and who holds them."""
+
+    source: str | Table = "mini_digits"
+    """a name, or a table with a name and the source's options"""
+    split: str | Table = "blocks"
+    """how a domain's rows are dealt to its clients"""
+    clients: int = 2
+    """clients a domain; in all, when pooled"""
+    pooled: bool = False
+    """deal the rows of all domains together"""
+    validation: float = 0.1
+    """share of a client's rows kept for validation"""
+    test: Literal["split", "shared", "matched"] = "split"
+    """test rows: cut among a domain's clients, all rows for each, or matched to a client's classes"""
+    limit: int | None = None
+    """training rows a domain"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationChoice:
+    """`[evaluation]`: when accuracy is measured."""
+
+    every: int = 1
+    """rounds between two evaluations; the last round is always evaluated"""
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise HardyError(f"evaluation.every is {self.every}; it must be 1 or more.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointChoice:
+    """`[checkpoint]`: when the run is saved."""
+
+    every: int | None = None
+    """rounds between two checkpoints; absent: as often as costs less than a twentieth of the time"""
+
+    def __post_init__(self) -> None:
+        if self.every is not None and self.every < 1:
+            raise HardyError(f"checkpoint.every is {self.every}; it must be 1 or more, or absent.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Everything a run depends on."""
+
+    name: str = "experiment"
+    seed: int = 0
+    rounds: int = 20
+    data: DataChoice = field(default_factory=DataChoice)
+    model: str | Table = "tiny_cnn"
+    method: str | Table = "fedavg"
+    training: Training = field(default_factory=Training)
+    cohort: Cohort = field(default_factory=Cohort)
+    faults: Faults = field(default_factory=Faults)
+    admission: Admission = field(default_factory=Admission)
+    engine: EngineChoice = field(default_factory=EngineChoice)
+    evaluation: EvaluationChoice = field(default_factory=EvaluationChoice)
+    checkpoint: CheckpointChoice = field(default_factory=CheckpointChoice)
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise HardyError(f"rounds is {self.rounds}; it must be 1 or more.")
+        if not 0 <= self.seed < 2**63:
+            raise HardyError(f"seed is {self.seed}; it must be in [0, 2^63).")
+
+    def to_toml(self) -> str:
+        return dump(dataclasses.asdict(self))
+
+
+def bundled() -> list[str]:
+    """Names of the experiments that come with the package."""
+    folder = resources.files("hardy") / "bundled"
+    return sorted(Path(entry.name).stem for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def read(source: str, overrides: Iterable[str] = ()) -> Experiment:
+    """An experiment from a TOML file or a bundled name, with key=value overrides."""
+    path = Path(source)
+    if path.is_file():
+        text = _text(path)
+    elif source in bundled():
+        text = (resources.files("hardy") / "bundled" / f"{source}.toml").read_text(encoding="utf-8")
+    elif path.suffix == ".toml" or len(path.parts) > 1:
+        raise HardyError(f"no experiment file {source!r}. Bundled ones: {', '.join(bundled())}.")
+    else:
+        raise unknown("experiment (no such file either)", source, bundled())
+    return parse(text, overrides, where=source)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise HardyError(f"cannot read {path}: {error}. It must be a TOML file in UTF-8.") from error
+
+
+def parse(text: str, overrides: Iterable[str] = (), *, where: str = "experiment", check: bool = True) -> Experiment:
+    try:
+        table = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise HardyError(f"{where} is not valid TOML: {error}.") from error
+    table.pop("versions", None)  # written by a run, for the reader
+    for override in overrides:
+        _override(table, override)
+    experiment: Experiment = construct(Experiment, table, "")
+    if check:
+        method(experiment)  # a mistake in a part shows before anything is loaded
+    return experiment
+
+
+def _override(table: Table, override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not all(key.split(".")):
+        raise HardyError(f"{override!r} is not an override; write key=value, for example training.rate=0.1.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        value = text  # a bare word is a string
+    *path, last = key.split(".")
+    for step in path:
+        below = table.setdefault(step, {})
+        if isinstance(below, str):  # method="fedprox" and method.strength=1 mean one table
+            below = table[step] = {"name": below}
+        if not isinstance(below, dict):
+            raise HardyError(f"override {override!r}: {step!r} is not a table.")
+        table = below
+    if isinstance(table.get(last), dict) and isinstance(value, str):
+        table[last]["name"] = value
+    else:
+        table[last] = value
+
+
+def method(experiment: Experiment) -> Method:
+    """The method a table names: a paper's factory with its arguments, then other parts in place of its own."""
+    name, options = named(experiment.method, "method")
+    if name == FROM_PYTHON:
+        raise HardyError(
+            "this run was started from Python with objects of its own; pass them to hardy.resume or hardy.load."
+        )
+    factory = find("method", name)
+    taken = inspect.signature(factory).parameters
+    parts = {
+        key: options.pop(key)
+        for key in ("norm", "objective", "budget", "aggregator")
+        if key in options and key not in taken
+    }
+    made: Method = construct(factory, options, "method")
+    hints = get_type_hints(Method)
+    return made.replace(**{key: convert(value, hints[key], f"method.{key}") for key, value in parts.items()})
+
+
+def named(choice: str | Table, path: str) -> tuple[str, Table]:
+    """(name, options) of a part written as a word or as a table with a name."""
+    if isinstance(choice, str):
+        return choice, {}
+    options = dict(choice)
+    name = options.pop("name", None)
+    if not isinstance(name, str):
+        raise HardyError(f'{path} needs a name: a word, or a table with name = "..." (got {choice!r}).')
+    return name, options
+
+
+def construct(factory: Callable[..., Any], table: object, path: str, **given: Any) -> Any:
+    """factory(**table, **given), every value of the table checked against the signature."""
+    if not isinstance(table, dict):
+        raise HardyError(f"{path or 'the experiment'} is {table!r}; it must be a table.")
+    parameters = inspect.signature(factory).parameters
+    hints = get_type_hints(factory)
+    arguments = dict(given)
+    for key, value in table.items():
+        if key not in parameters or key in given:
+            raise unknown(f"key in {path or 'the experiment'}", key, parameters.keys() - given.keys())
+        arguments[key] = convert(value, hints[key], f"{path}.{key}".lstrip("."))
+    for key, parameter in parameters.items():
+        if parameter.default is parameter.empty and key not in arguments:
+            raise HardyError(f"{path} needs a value for {key!r}.")
+    return factory(**arguments)
+
+
+def convert(value: Any, hint: Any, path: str) -> Any:
+    """A TOML value as the type an argument asks for."""
+    if hint is Any:
+        return value
+    if isinstance(hint, type):
+        return _plain(value, hint, path)
+    kinds = get_args(hint)
+    origin = get_origin(hint)
+    if origin is Literal:
+        if value not in kinds:
+            raise unknown(f"value for {path}", value, map(str, kinds))
+        return value
+    if origin in (Union, types.UnionType):
+        if value is None:
+            return None
+        errors = []
+        for kind in kinds:
+            if kind is not types.NoneType:
+                try:
+                    return convert(value, kind, path)
+                except HardyError as error:
+                    errors.append(error)
+        raise errors[0]
+    if origin is tuple and isinstance(value, list):
+        if len(kinds) == 2 and kinds[1] is Ellipsis:
+            return tuple(convert(v, kinds[0], f"{path}[{i}]") for i, v in enumerate(value))
+        if len(kinds) == len(value):
+            return tuple(convert(v, kind, f"{path}[{i}]") for i, (v, kind) in enumerate(zip(value, kinds, strict=True)))
+        raise HardyError(f"{path} is {value!r}; it must hold {len(kinds)} values.")
+    if origin is dict and isinstance(value, dict):
+        return value
+    raise HardyError(f"{path} is {value!r}; it must be a {'list' if origin is tuple else 'table'}.")
+
+
+def _plain(value: Any, hint: type, path: str) -> Any:
+    if hint in KINDS:
+        name, options = named(value if isinstance(value, (str, dict)) else {}, path)
+        return construct(find(KINDS[hint], name), options, path)
+    if dataclasses.is_dataclass(hint):
+        return construct(hint, value, path)
+    if issubclass(hint, Enum):
+        allowed = {str(member.value): member for member in hint}
+        if value not in allowed:
+            raise unknown(f"value for {path}", value, allowed)
+        return allowed[value]
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if math.isnan(value):
+            raise HardyError(f"{path} is nan; it must be a number.")
+        return float(value)
+    if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word in quotes"}
+    raise HardyError(f"{path} is {value!r}; it must be {words.get(hint, hint.__name__)}.")
+
+
+def dump(table: Table, path: str = "") -> str:
+    """TOML of nested tables; None means absent."""
+    lines = [f"{_key(k)} = {_value(v)}" for k, v in table.items() if v is not None and not isinstance(v, dict)]
+    if path and (lines or not table):
+        lines.insert(0, f"\n[{path}]")
+    for key, value in table.items():
+        if isinstance(value, dict):
+            lines.append(dump(value, f"{path}.{_key(key)}".lstrip(".")))
+    return "\n".join(lines)
+
+
+def _key(key: str) -> str:
+    return key if key and all(c.isascii() and (c.isalnum() or c in "-_") for c in key) else _value(key)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_value(v) for v in value)}]"
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{_key(k)} = {_value(v)}' for k, v in value.items())} }}"
+    escaped = "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in str(value).replace("\\", "\\\\"))
+    return '"' + escaped.replace('"', '\\"') + '"'
+
+
+__all__ = [
+    "PARTS",
+    "DataChoice",
+    "Experiment",
+    "bundled",
+    "construct",
+    "convert",
+    "dump",
+    "method",
+    "named",
+    "parse",
+    "read",
+]

@@ -1,0 +1,93 @@
+"""Engines: the same round, run one slot after another, many at once, or over a network."""
+
+import time
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from hardy import tensors
+from hardy.client import Training
+from hardy.engines.base import Engine, Precision, Resident
+from hardy.engines.sequential import Sequential
+from hardy.engines.vectorised import Vectorised
+from hardy.errors import HardyError
+from hardy.messages import Slot, Work
+from hardy.method import Plan
+from hardy.partition import Placement
+
+ENGINES: dict[str, type[Engine]] = {"sequential": Sequential, "vectorised": Vectorised}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineChoice:
+    """`[engine]`: how and where the work is done."""
+
+    name: Literal["auto", "sequential", "vectorised"] = "auto"
+    device: str = "auto"
+    """auto, cpu or cuda (cuda:1, ...)"""
+    precision: Precision = "tf32"
+    """float32, float64, or float32 with TF32 matrix products where the device has them"""
+    lane: int | None = None
+    """slots in one call of the vectorised engine; absent: as many as fit"""
+
+    def __post_init__(self) -> None:
+        if self.lane is not None and self.lane < 1:
+            raise HardyError(f"engine.lane is {self.lane}; it must be 1 or more, or absent.")
+
+    def find_device(self) -> torch.device:
+        cuda = torch.cuda.is_available()
+        if self.device == "auto":
+            return torch.device("cuda" if cuda else "cpu")
+        try:
+            device = torch.device(self.device)
+        except RuntimeError as error:
+            raise HardyError(f"unknown device {self.device!r}. Known: auto, cpu, cuda, cuda:N.") from error
+        if device.type not in ("cpu", "cuda"):
+            raise HardyError(f"unknown device {self.device!r}. Known: auto, cpu, cuda, cuda:N.")
+        if device.type == "cuda" and (not cuda or (device.index or 0) >= torch.cuda.device_count()):
+            raise HardyError(
+                f"device {self.device!r} is not there ({torch.cuda.device_count()} GPUs seen); use cpu or auto."
+            )
+        return device
+
+    def make(self, plan: Plan, data: Resident, training: Training, *, seed: int) -> Engine:
+        """The engine asked for; `auto` times a few steps of both and takes the faster."""
+        kinds = list(ENGINES.values()) if self.name == "auto" else [ENGINES[self.name]]
+        engines = [kind(plan, data, training, seed=seed, lane=self.lane) for kind in kinds]
+        return engines[0] if len(engines) == 1 else min(engines, key=seconds_per_slot)
+
+
+def seconds_per_slot(engine: Engine, *, slots: int = 16, steps: int = 2, repeats: int = 3) -> float:
+    """The measured time of one slot's local steps in a round like the run's own, leaving the engine as it was."""
+    plan, training, store = engine.plan, engine.training, engine.store
+    bases = plan.method.budget.bases
+    work = Work(
+        round=0,
+        rate=0.0,
+        slots=[Slot(i % len(engine.train_rows), i % bases) for i in range(min(slots, len(engine.train_rows) * bases))],
+        shared=engine.cast(plan.first(Placement.SHARED, bases)),
+        reported=engine.cast(plan.first(Placement.REPORTED, len(engine.data.clients), bases)),
+    )
+    best = float("inf")
+    try:
+        engine.training = replace(training, steps=steps)
+        for _ in range(repeats):
+            engine.store = tensors.apply(torch.clone, store)
+            _synchronise(engine.device)
+            began = time.perf_counter()
+            for _ in engine.train(work):
+                pass
+            _synchronise(engine.device)
+            best = min(best, time.perf_counter() - began)
+    finally:
+        engine.training, engine.store = training, store
+    return best / len(work.slots)
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+__all__ = ["ENGINES", "Engine", "EngineChoice", "Resident", "Sequential", "Vectorised", "seconds_per_slot"]

@@ -1,0 +1,97 @@
+"""What every engine on one machine has: the data on the device, the clients' private tensors, and two verbs."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hardy import random, tensors
+from hardy.client import Rows, Training
+from hardy.data.splits import Federation
+from hardy.messages import Slot, Updates, Work
+from hardy.method import Plan
+from hardy.partition import Placement
+from hardy.parts.objective import Batch
+from hardy.tensors import Tensors
+
+Precision = Literal["float32", "tf32", "float64"]
+
+
+class Resident:
+    """A federation's images on a device, in one tensor for all clients: no loader, no copies."""
+
+    def __init__(self, data: Federation, device: torch.device, precision: Precision = "tf32") -> None:
+        self.federation, self.device = data, device
+        self.dtype = torch.float64 if precision == "float64" else torch.float32
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+        self.x = {
+            "train": torch.from_numpy(data.x_train).to(device),
+            "test": torch.from_numpy(data.x_test).to(device),
+        }
+        self.y = {
+            "train": torch.from_numpy(data.y_train).to(device),
+            "test": torch.from_numpy(data.y_test).to(device),
+        }
+
+    def images(self, part: str, rows: Tensor) -> Tensor:
+        """Pixels in [0, 1]."""
+        return self.x[part][rows].to(self.dtype).div_(255.0)
+
+
+class Engine:
+    """Trains slots and maps functions over clients. A subclass says how: one by one, or many in one call."""
+
+    name: str
+
+    def __init__(
+        self, plan: Plan, resident: Resident, training: Training, *, seed: int, lane: int | None = None
+    ) -> None:
+        self.plan, self.resident, self.training, self.seed, self.lane = plan, resident, training, seed, lane
+        self.device, self.dtype = resident.device, resident.dtype
+        data = self.data = resident.federation
+        plan.model.to(self.device, self.dtype)  # for its constants; tensors that train are passed in
+        self.train_rows = [client.train for client in data.clients]
+        if plan.method.pooled:
+            self.train_rows = [np.concatenate(self.train_rows)]
+        bases = plan.method.budget.bases
+        self.store = self.cast(plan.first(Placement.PRIVATE, len(data.clients), bases))
+        """private tensors, [C, B, ...]; shared and reported ones are the server's"""
+
+    def cast(self, values: Tensors) -> Tensors:
+        """Onto the engine's device, in its precision."""
+        return tensors.apply(lambda t: t.to(self.device, self.dtype if t.is_floating_point() else None), values)
+
+    def batch(self, rows: Tensor) -> Batch:
+        return Batch(self.resident.images("train", rows), self.resident.y["train"][rows])
+
+    def batches(self, round: int, client: int) -> list[Rows]:
+        """The rows of a client's local steps; the same for every base it trains."""
+        return self.training.batches(self.train_rows[client], random.stream(self.seed, round, client, "batches"))
+
+    def loss_window(self, steps: int) -> int:
+        """How many of the last steps make up the last epoch, over which the loss is reported."""
+        return steps if self.training.steps is not None else max(1, steps // self.training.epochs)
+
+    def keep(self, slots: Sequence[Slot], private: Tensors) -> None:
+        """Stores what clients keep, [S, ...]. One that ruined its tensors keeps its old ones, as a restart would."""
+        if not private:
+            return
+        fine = tensors.finite(private, len(slots), self.device).nonzero().flatten()
+        where = torch.tensor([(s.client, s.base) for s in slots], device=self.device)[fine]
+        for name, rows in private.items():
+            self.store[name][where[:, 0], where[:, 1]] = rows[fine]
+
+    def train(self, work: Work) -> Iterator[Updates]:
+        """Runs the slots of a round; yields their updates as they are ready."""
+        raise NotImplementedError
+
+    def map(self, function: Callable[..., Any], common: Tensors, *rows: Any) -> Any:
+        """function(common, row) for each leading row of tensors; results stacked."""
+        raise NotImplementedError
+
+    def samples(self, slots: Sequence[Slot]) -> Tensor:
+        """Training examples of each slot's client."""
+        counts = [len(self.train_rows[slot.client]) for slot in slots]
+        return torch.tensor(counts, dtype=self.dtype, device=self.device)

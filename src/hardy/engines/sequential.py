@@ -1,0 +1,56 @@
+"""One slot after another: the readable reference, the debugger, and the choice for wide networks."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from hardy import tensors
+from hardy.client import begin, finish, keys, step
+from hardy.engines.base import Engine
+from hardy.messages import Updates, Work
+from hardy.tensors import Tensors
+
+
+class Sequential(Engine):
+    """A plain loop over slots."""
+
+    name = "sequential"
+
+    def train(self, work: Work) -> Iterator[Updates]:
+        rate = torch.tensor(work.rate, dtype=self.dtype, device=self.device)
+        for slot in work.slots:
+            objective = self.plan.method.objective.of(self.data.clients[slot.client].kind)
+            received = tensors.gather(work.shared, slot.base)
+            own = tensors.gather({**work.reported, **self.store}, slot.client, slot.base)
+            state = first = begin(self.plan, self.training, received, own)
+            batches = self.batches(work.round, slot.client)
+            losses = []
+            for rows, key in zip(batches, keys(self.seed, work.round, [slot], len(batches))[:, 0], strict=True):
+                batch = self.batch(torch.from_numpy(rows).to(self.device))
+                state, loss = step(
+                    self.plan, objective, self.training, received, state, batch, key.to(self.device), rate
+                )
+                losses.append(loss)
+            steps = torch.tensor(len(batches), device=self.device)
+            reply = finish(self.plan, objective, received, state, first.trained, steps, rate)
+            self.keep([slot], tensors.stack([reply.private]))
+            yield Updates(
+                slots=[slot],
+                shared=tensors.stack([reply.shared]),
+                reported=tensors.stack([reply.reported]),
+                weights=self.samples([slot]),
+                steps=steps[None],
+                loss=torch.stack(losses[-self.loss_window(len(batches)) :]).mean()[None],
+            )
+
+    def map(self, function: Callable[..., Any], common: Tensors, *rows: Any) -> Any:
+        leaves, spec = pytree.tree_flatten(rows)
+        results = [
+            function(common, *pytree.tree_unflatten([leaf[i] for leaf in leaves], spec)) for i in range(len(leaves[0]))
+        ]
+        flat = [pytree.tree_flatten(result) for result in results]
+        return pytree.tree_unflatten(
+            [torch.stack(leaf) for leaf in zip(*(f[0] for f in flat), strict=True)], flat[0][1]
+        )

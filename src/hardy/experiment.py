@@ -1,0 +1,420 @@
+"""Runs: rounds, progress, figures, checkpoints, resuming."""
+
+import json
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hardy import config
+from hardy.config import FROM_PYTHON, Experiment, construct, named
+from hardy.data.dataset import Dataset
+from hardy.data.sources import data_root
+from hardy.data.sources import load as load_source
+from hardy.data.splits import Federation, federate
+from hardy.engines import Engine, Resident
+from hardy.errors import HardyError
+from hardy.method import Method, Model
+from hardy.models.count import macs, parameters
+from hardy.progress import Progress
+from hardy.registry import find
+from hardy.report.html import write_report
+from hardy.report.pictures import image_grid_png
+from hardy.robustness.evaluate import accuracies, summarise
+from hardy.server import Server
+from hardy.state import Checkpoint, ServerState, disk, load_checkpoint, save_checkpoint, to, write_atomic
+
+VERSION = "0.1.0"
+_LEAST_SECONDS = 1.0
+_CHECKPOINT_SHARE = 0.05
+
+
+@dataclass(kw_only=True)
+class Figures:
+    """A run's running totals; saved with every checkpoint."""
+
+    seconds: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    macs: int = 0
+    lost: dict[str, int] = field(default_factory=dict)
+    latest: dict[str, Any] | None = None
+    """standard accuracy at the last evaluation"""
+    best: dict[str, Any] | None = None
+    """the round with the best validation accuracy, and the test accuracy it had"""
+
+    def add(self, line: dict[str, Any]) -> None:
+        for name in ("seconds", "bytes_up", "bytes_down", "macs"):
+            setattr(self, name, getattr(self, name) + line[name])
+        for reason in line["lost"].values():
+            kind = reason.partition(":")[0]
+            self.lost[kind] = self.lost.get(kind, 0) + 1
+
+
+@dataclass(kw_only=True)
+class Run:
+    """A federation at some round: what `fit`, `resume` and `load` return."""
+
+    experiment: Experiment
+    server: Server
+    engine: Engine
+    state: ServerState
+    figures: Figures
+    folder: Path | None = None
+
+    def summary(self) -> dict[str, Any]:
+        """What summary.json holds."""
+        figures, plan = self.figures, self.engine.plan
+        return {
+            "name": self.experiment.name,
+            "method": plan.method.name,
+            "rounds": self.state.round,
+            "seconds": figures.seconds,
+            "bytes_up": figures.bytes_up,
+            "bytes_down": figures.bytes_down,
+            "macs": figures.macs,
+            "standard_accuracy": figures.latest,
+            "robust_accuracy": {},
+            "best": figures.best,
+            "parameters": parameters(plan.model),
+            "engine": self.engine.name,
+            "device": _device_name(self.engine.device),
+            "seed": self.experiment.seed,
+            "lost": figures.lost,
+            "versions": versions(),
+        }
+
+
+def versions() -> dict[str, str]:
+    return {
+        "hardy": VERSION,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def fit(
+    experiment: Experiment,
+    *,
+    method: Method | None = None,
+    model: Model | None = None,
+    data: Federation | Dataset | None = None,
+    out: Path | str | None = None,
+    data_folder: Path | str | None = None,
+    quiet: bool = False,
+) -> Run:
+    """Runs an experiment. A method, a model or data given as objects take the place of the names in it.
+
+    With `out`, the run is kept in that folder and can be resumed; without, it stays in memory.
+    """
+    run = prepare(experiment, method=method, model=model, data=data, data_folder=data_folder)
+    if out is None:
+        return _rounds(run, quiet=quiet)
+    run.folder = Path(out)
+    if (run.folder / "config.toml").exists():
+        raise HardyError(
+            f"{run.folder} already holds a run. Go on with `hardy resume {run.folder}`, or choose another folder."
+        )
+    with disk(f"the run folder {run.folder}"):
+        (run.folder / "pictures").mkdir(parents=True, exist_ok=True)
+    with _locked(run.folder):
+        _introduce(run)
+        return _rounds(run, quiet=quiet)
+
+
+def resume(
+    folder: Path | str,
+    *,
+    method: Method | None = None,
+    model: Model | None = None,
+    data: Federation | Dataset | None = None,
+    data_folder: Path | str | None = None,
+    quiet: bool = False,
+    remark: Any = None,
+) -> Run:
+    """Goes on with a run from its last good checkpoint; the end is the same, bit for bit, as if it had not stopped."""
+    folder = Path(folder)
+    with _locked(folder):
+        run = _reopen(folder, method, model, data, data_folder, remark)
+        if run.state.round == 0:
+            _introduce(run)
+        return _rounds(run, quiet=quiet)
+
+
+def load(
+    folder: Path | str,
+    *,
+    method: Method | None = None,
+    model: Model | None = None,
+    data: Federation | Dataset | None = None,
+    data_folder: Path | str | None = None,
+) -> Run:
+    """A run as its last good checkpoint left it."""
+    return _reopen(Path(folder), method, model, data, data_folder, None)
+
+
+def prepare(
+    experiment: Experiment,
+    *,
+    method: Method | None = None,
+    model: Model | None = None,
+    data: Federation | Dataset | None = None,
+    data_folder: Path | str | None = None,
+) -> Run:
+    """Everything built and checked, nothing trained."""
+    device = experiment.engine.find_device()
+    if not isinstance(data, Federation):
+        data = _federation(experiment, data, data_folder)
+    chosen = method or config.method(experiment)
+    build = model or _model(experiment, data)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(experiment.seed)
+        try:
+            plan = chosen.bind(build, data.shape)
+        except (RuntimeError, ValueError, OverflowError, ZeroDivisionError, MemoryError) as error:
+            raise HardyError(f"model {experiment.model!r} cannot be built for images {data.shape}: {error}") from error
+    server = Server(
+        plan=plan,
+        clients=data.clients,
+        seed=experiment.seed,
+        cohort=experiment.cohort,
+        faults=experiment.faults,
+        admission=experiment.admission,
+    )
+    experiment.cohort.sample(experiment.seed, 0, len(data.clients))  # refuses a cohort larger than the population
+    resident = Resident(data, device, experiment.engine.precision)
+    engine = experiment.engine.make(plan, resident, experiment.training, seed=experiment.seed)
+    state = server.start()
+    state = replace(
+        state,
+        shared=engine.cast(state.shared),
+        reported=engine.cast(state.reported),
+        memory=engine.cast(state.memory),
+    )
+    if method or model:
+        experiment = replace(experiment, **{k: FROM_PYTHON for k, v in (("method", method), ("model", model)) if v})
+    return Run(experiment=experiment, server=server, engine=engine, state=state, figures=Figures())
+
+
+def _federation(experiment: Experiment, dataset: Dataset | None, folder: Path | str | None) -> Federation:
+    choice = experiment.data
+    if dataset is None:
+        name, options = named(choice.source, "data.source")
+        dataset = load_source(name, data_root(Path(folder) if folder else None), **options)
+    name, options = named(choice.split, "data.split")
+    rule = construct(find("split", name), options, "data.split")
+    return federate(
+        dataset,
+        rule,
+        clients=choice.clients,
+        pooled=choice.pooled,
+        validation=choice.validation,
+        test=choice.test,
+        limit=choice.limit,
+        seed=experiment.seed,
+    )
+
+
+def _model(experiment: Experiment, data: Federation) -> Model:
+    name, options = named(experiment.model, "model")
+    factory = find("model", name)
+    given = {"classes": len(data.classes), "shape": data.shape}
+    return lambda norm: construct(factory, options, "model", norm=norm, **given)
+
+
+def _reopen(
+    folder: Path,
+    method: Method | None,
+    model: Model | None,
+    data: Federation | Dataset | None,
+    data_folder: Path | str | None,
+    remark: Any,
+) -> Run:
+    if not (folder / "config.toml").is_file():
+        raise HardyError(
+            f"{folder} holds no run (no config.toml). Start one with `hardy run EXPERIMENT --out {folder}`."
+        )
+    text = (folder / "config.toml").read_text(encoding="utf-8")
+    run = prepare(
+        config.parse(text, where=str(folder / "config.toml"), check=method is None),
+        method=method,
+        model=model,
+        data=data,
+        data_folder=data_folder,
+    )
+    run.folder = folder
+    if not any((folder / "checkpoint").glob("round-*")):
+        return run  # stopped before the first checkpoint
+    checkpoint, remarks = load_checkpoint(folder / "checkpoint")
+    for line in remarks if remark else ():
+        remark(line)
+    run.state = to(checkpoint.server, run.engine.device)
+    run.engine.store = run.engine.cast(checkpoint.store)
+    run.figures = Figures(**checkpoint.figures)
+    return run
+
+
+def _introduce(run: Run) -> None:
+    """What a run folder holds before its first round."""
+    folder, data = run.folder, run.engine.data
+    assert folder is not None
+    text = run.experiment.to_toml() + "\n" + config.dump({"versions": versions()}) + "\n"
+    write_atomic(folder / "config.toml", text.encode())
+    clients = [
+        {
+            "client": number,
+            "domain": client.domain,
+            "kind": client.kind,
+            "budget": client.budget,
+            "train": len(client.train),
+            "validation": len(client.validation),
+            "test": len(client.test),
+            "labels": np.bincount(data.y_train[client.train], minlength=len(data.classes)).tolist(),
+        }
+        for number, client in enumerate(data.clients)
+    ]
+    write_atomic(folder / "clients.json", json.dumps(clients).encode())
+    rows = {client.domain: client.train[:16] for client in reversed(data.clients)}
+    grid = [data.x_train[found].transpose(0, 2, 3, 1) for found in reversed(rows.values())]
+    write_atomic(folder / "pictures" / "samples.png", image_grid_png(grid, list(reversed(rows))))
+
+
+def _rounds(run: Run, *, quiet: bool) -> Run:
+    experiment, folder, rounds = run.experiment, run.folder, run.experiment.rounds
+    if folder is not None:
+        _truncate(folder / "metrics.jsonl", run.state.round)
+    work = _macs_of_clients(run)
+    progress = Progress(rounds, done=run.state.round, quiet=quiet)
+    pace = _Pace(experiment.checkpoint.every)
+    try:
+        while run.state.round < rounds:
+            began = time.perf_counter()
+            rate = experiment.training.rate_at(run.state.round, rounds)
+            run.state, line = run.server.round(run.state, run.engine, rate)
+            line = {"round": run.state.round, "seconds": time.perf_counter() - began, **line}
+            line["macs"] = int(work * line["slots"])
+            _evaluate(run, line)
+            run.figures.add(line)
+            if folder is not None:
+                with disk("metrics.jsonl"), (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(line) + "\n")
+                if pace.due(run.state.round) or run.state.round == rounds:
+                    with pace.timed(run.state.round):
+                        _save(run, folder / "checkpoint")
+            progress.update(run.state.round, _note(line, run.figures))
+    except KeyboardInterrupt:
+        if folder is not None:
+            _save(run, folder / "checkpoint")
+        raise
+    finally:
+        progress.close()
+    if folder is not None:
+        write_atomic(folder / "summary.json", json.dumps(run.summary(), indent=2).encode())
+        with disk("report.html"):
+            write_report(folder)
+    return run
+
+
+def _evaluate(run: Run, line: dict[str, Any]) -> None:
+    """Accuracy on the rounds that ask for it. Selection looks at validation rows only."""
+    experiment, done = run.experiment, run.state.round
+    if done % experiment.evaluation.every and done != experiment.rounds:
+        return
+    found = {
+        part: summarise(accuracies(run.engine, run.state, part), run.engine.data.clients)
+        for part in ("validation", "test")
+    }
+    line["validation_accuracy"], line["standard_accuracy"] = found["validation"], found["test"]
+    run.figures.latest = found["test"]
+    score, best = found["validation"]["mean"], run.figures.best
+    if score is not None and (best is None or score > best["validation_accuracy"]):
+        run.figures.best = {"round": done, "validation_accuracy": score, "standard_accuracy": found["test"]}
+        if run.folder is not None:
+            _save(run, run.folder / "best", keep=1)
+
+
+def _save(run: Run, folder: Path, keep: int = 2) -> None:
+    figures = {name: getattr(run.figures, name) for name in Figures.__dataclass_fields__}
+    save_checkpoint(folder, Checkpoint(server=run.state, store=run.engine.store, figures=figures), keep=keep)
+
+
+def _macs_of_clients(run: Run) -> float:
+    """Multiply-accumulates of an average slot's round: forward and twice that backward, for every pass."""
+    engine, plan = run.engine, run.engine.plan
+    forward = macs(plan.model, engine.data.shape)
+    examples = np.mean([engine.training.examples(len(rows)) for rows in engine.train_rows])
+    passes = np.mean([plan.method.objective.of(client.kind).passes for client in engine.data.clients])
+    return float(3 * forward * examples * passes)
+
+
+def _note(line: dict[str, Any], figures: Figures) -> str:
+    loss = f"loss {line['loss']:.3f}" if line["loss"] is not None else "no reply counted"
+    return (
+        f"{loss}  accuracy {figures.latest['mean']:.1%}"
+        if figures.latest and figures.latest["mean"] is not None
+        else loss
+    )
+
+
+def _truncate(path: Path, rounds: int) -> None:
+    """Drops the lines of rounds that will be run again."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            if json.loads(line)["round"] > rounds:
+                break
+        except (ValueError, KeyError, TypeError):
+            break  # a torn last line
+        kept.append(line + "\n")
+    write_atomic(path, "".join(kept).encode())
+
+
+class _Pace:
+    """When to save: every so many rounds, or so seldom that saving stays a small share of the time."""
+
+    def __init__(self, every: int | None) -> None:
+        self.every, self.cost, self.last = every, 0.0, time.monotonic()
+
+    def due(self, done: int) -> bool:
+        if self.every is not None:
+            return done % self.every == 0
+        return time.monotonic() - self.last >= max(_LEAST_SECONDS, self.cost / _CHECKPOINT_SHARE)
+
+    @contextmanager
+    def timed(self, done: int) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.last = time.monotonic()
+        self.cost = self.last - began
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process a run folder."""
+    if not folder.is_dir():
+        raise HardyError(f"no run folder {str(folder)!r}. Start a run with `hardy run EXPERIMENT --out {folder}`.")
+    with disk("the run folder"):
+        file = (folder / ".lock").open("w")
+    with file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:
+            pass  # no such locks on Windows
+        except BlockingIOError as error:
+            raise HardyError(f"another process is running in {folder}; wait for it or stop it.") from error
+        yield
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"

@@ -1,0 +1,112 @@
+"""A method is a bundle of parts; bound to a model, every tensor has exactly one owner."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+
+from hardy.errors import HardyError, unknown
+from hardy.partition import Placement, Role, Tag, tags
+from hardy.parts.aggregation import Aggregator, mean
+from hardy.parts.budget import Budget, full
+from hardy.parts.norm import Norm, batch
+from hardy.parts.objective import Objective, Shape, cross_entropy
+from hardy.tensors import Tensors, repeat, select
+
+Model = Callable[[Callable[[int], nn.Module]], nn.Module]
+"""Builds a network around a norm layer: `lambda norm: digits_cnn(norm=norm)`."""
+
+_NORM_ROLES = {Role.NORM_AFFINE, Role.NORM_MEAN, Role.NORM_VAR}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """norm + objective + budget + aggregator; `replace` composes."""
+
+    name: str = "custom"
+    norm: Norm = batch()
+    objective: Objective = cross_entropy()
+    budget: Budget = full()
+    aggregator: Aggregator = mean()
+    weights: Placement = Placement.SHARED
+    """where everything but the norm layers lives; private = nobody talks to anybody"""
+    pooled: bool = False
+    """train on all clients' rows together, as if they were one: the centralised reference"""
+
+    def replace(self, **parts: Any) -> "Method":
+        """The same method with other parts: `fedbn().replace(aggregator=trimmed_mean(f=1))`."""
+        known = {f.name for f in dataclasses.fields(self)}
+        for name in parts:
+            if name not in known:
+                raise unknown("part of a method", name, known)
+        return dataclasses.replace(self, **parts)
+
+    def bind(self, model: Model, shape: Shape) -> "Plan":
+        """The method on a network: who owns which tensor. Two claims on one tensor are refused."""
+        net = model(self.norm.layer)
+        tag = tags(net)
+        placement = {n: self.norm.placement(t) if t.role in _NORM_ROLES else self.weights for n, t in tag.items()}
+        for name, where in placement.items():
+            if tag[name].role in self.aggregator.claims and where is not Placement.SHARED:
+                raise HardyError(
+                    f"two owners for tensor {name!r}: norm {_name(self.norm)!r} keeps it {where}, and aggregator "
+                    f"{_name(self.aggregator)!r} has a rule for {tag[name].role}. Usual fix: norm batch, or leave "
+                    f"{tag[name].role} out of the aggregator."
+                )
+        start = {n: t.detach() for n, t in (*net.named_parameters(), *net.named_buffers()) if n in tag}
+        trained = select(start, (n for n, t in tag.items() if t.trained and placement[n] is Placement.SHARED))
+        for where, extra in (
+            (Placement.SHARED, self.objective.shared(trained)),
+            (Placement.PRIVATE, self.objective.private(trained, shape)),
+        ):
+            if taken := extra.keys() & tag.keys():
+                raise HardyError(
+                    f"two owners for tensor {min(taken)!r}: the model and objective {_name(self.objective)!r}. "
+                    "Usual fix: rename the module."
+                )
+            start |= extra
+            placement |= dict.fromkeys(extra, where)
+            tag |= {n: Tag(Role.CONTROL) for n in extra}
+        return Plan(method=self, model=net.requires_grad_(False), tags=tag, placement=placement, start=start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A method bound to a network."""
+
+    method: Method
+    model: nn.Module
+    tags: dict[str, Tag]
+    placement: dict[str, Placement]
+    start: Tensors
+
+    def names(self, where: Placement) -> list[str]:
+        return [name for name, placed in self.placement.items() if placed is where]
+
+    @cached_property
+    def trained(self) -> list[str]:
+        return [name for name, tag in self.tags.items() if tag.trained]
+
+    @cached_property
+    def kept(self) -> list[str]:
+        """Tensors of the model that training moves without a gradient: statistics and counters."""
+        return [name for name, tag in self.tags.items() if not tag.trained and tag.role is not Role.CONTROL]
+
+    @cached_property
+    def model_names(self) -> set[str]:
+        return {name for name, tag in self.tags.items() if tag.role is not Role.CONTROL}
+
+    @cached_property
+    def roles(self) -> dict[str, Role]:
+        return {name: tag.role for name, tag in self.tags.items()}
+
+    def first(self, where: Placement, *axes: int) -> Tensors:
+        """First values of the tensors placed there, on new leading axes ([B] or [C, B])."""
+        return repeat(select(self.start, self.names(where)), *axes)
+
+
+def _name(part: object) -> str:
+    return type(part).__name__

@@ -1,0 +1,46 @@
+"""The networks of the papers, by name."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from hardy.models.adoption import adopt
+from hardy.models.cifar import fbn_cnn, flra_alexnet, mini_inception, nin, small_cnn
+from hardy.models.fedbn import alexnet, digits_cnn
+from hardy.models.residual import mini_resnet, preresnet18, resnet18
+from hardy.models.small import mlp, tiny_cnn
+from hardy.registry import PARTS
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "alexnet": alexnet,
+    "digits_cnn": digits_cnn,
+    "fbn_cnn": fbn_cnn,
+    "flra_alexnet": flra_alexnet,
+    "mini_inception": mini_inception,
+    "mini_resnet": mini_resnet,
+    "mlp": mlp,
+    "nin": nin,
+    "preresnet18": preresnet18,
+    "resnet18": resnet18,
+    "small_cnn": small_cnn,
+    "tiny_cnn": tiny_cnn,
+}
+
+PARTS["model"] = MODELS
+
+__all__ = [
+    "MODELS",
+    "adopt",
+    "alexnet",
+    "digits_cnn",
+    "fbn_cnn",
+    "flra_alexnet",
+    "mini_inception",
+    "mini_resnet",
+    "mlp",
+    "nin",
+    "preresnet18",
+    "resnet18",
+    "small_cnn",
+    "tiny_cnn",
+]

@@ -1,0 +1,57 @@
+"""What the models share: arguments, checks and the first layer."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from math import ceil
+
+from torch import nn
+
+from hardy.errors import HardyError
+from hardy.models.layers import InputScale
+
+MakeNorm = Callable[[int], nn.Module]
+"""Features -> a layer that normalises [N, C] and [N, C, H, W]. `nn.Identity` is no normalisation."""
+
+Shape = tuple[int, int, int]
+"""(channel, height, width)"""
+
+Scale = tuple[Sequence[float], Sequence[float]] | None
+"""Mean and std of the input, one number or one a channel. None: the network sees pixels in [0, 1]."""
+
+HALF: Scale = ((0.5,), (0.5,))
+
+
+def chain(**layers: nn.Module) -> nn.Sequential:
+    """Layers one after the other, under their names."""
+    return nn.Sequential(OrderedDict(layers))
+
+
+def widen(width: float, *sizes: int) -> list[int]:
+    """Hidden sizes of a network `width` times as wide, rounded up."""
+    if not width > 0:
+        raise HardyError(f"width {width} must be above 0; 1 is the network as published.")
+    return [max(1, ceil(size * width - 1e-9)) for size in sizes]  # 0.07 * 100 is a hair above 7
+
+
+def cells(shape: Shape, stride: int) -> int:
+    """Cells of the grid that is left of an image after pools that shrink it `stride` times."""
+    return (shape[1] // stride) * (shape[2] // stride)
+
+
+def entrance(shape: Shape, scale: Scale, smallest: int = 1) -> nn.Module:
+    """The first layer, from pixels in [0, 1]; refuses an image on which the network's grids would vanish."""
+    channels, height, width = shape
+    if min(height, width) < smallest:
+        raise HardyError(
+            f"image of {height}x{width} is too small: this network needs {smallest}x{smallest} or more. "
+            "Resize the images or choose another model."
+        )
+    if scale is None:
+        return nn.Identity()
+    mean, std = map(tuple, scale)
+    if not {len(mean), len(std)} <= {1, channels} or min(std) <= 0:
+        raise HardyError(
+            f"scale mean {mean}, std {std} does not fit {channels} channel(s): "
+            f"give 1 or {channels} numbers each, std above 0, or scale=None."
+        )
+    return InputScale(mean, std)

@@ -1,0 +1,53 @@
+"""Networks for tests and for work without an accelerator."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import prod
+
+from torch import nn
+
+from hardy.models.blocks import HALF, MakeNorm, Scale, Shape, cells, chain, entrance, widen
+from hardy.models.layers import BatchNorm
+
+
+def mlp(
+    *,
+    hidden: Sequence[int] = (64,),
+    norm: MakeNorm = BatchNorm,
+    width: float = 1.0,
+    classes: int = 10,
+    shape: Shape = (3, 28, 28),
+    scale: Scale = HALF,
+) -> nn.Module:
+    """Linear layers with norm and ReLU; hidden=() is softmax regression."""
+    sizes = [prod(shape), *widen(width, *hidden)]
+    layers = {
+        f"hidden{number}": chain(fc=nn.Linear(entering, leaving), norm=norm(leaving), relu=nn.ReLU())
+        for number, (entering, leaving) in enumerate(pairwise(sizes), 1)
+    }
+    return chain(scale=entrance(shape, scale), flat=nn.Flatten(), **layers, fc=nn.Linear(sizes[-1], classes))
+
+
+def tiny_cnn(
+    *,
+    norm: MakeNorm = BatchNorm,
+    width: float = 1.0,
+    classes: int = 10,
+    shape: Shape = (3, 28, 28),
+    scale: Scale = HALF,
+) -> nn.Module:
+    """Two convolutions and a linear layer: 21 k parameters, 1.3 M MACs."""
+    a, b = widen(width, 16, 32)
+    return chain(
+        scale=entrance(shape, scale, smallest=4),
+        conv1=nn.Conv2d(shape[0], a, 3, padding=1),
+        norm1=norm(a),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(a, b, 3, padding=1),
+        norm2=norm(b),
+        relu2=nn.ReLU(),
+        pool2=nn.MaxPool2d(2),
+        flat=nn.Flatten(),
+        fc=nn.Linear(b * cells(shape, 4), classes),
+    )

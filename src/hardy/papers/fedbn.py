@@ -1,0 +1,40 @@
+"""FedBN: every client keeps its own BatchNorm.
+
+Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021.
+
+1. Clients hold the affine parameters and the statistics of every BatchNorm layer themselves.
+2. All other weights are trained and averaged as in FedAvg.
+3. Client k is served by the shared weights with its own BatchNorm.
+"""
+
+from dataclasses import dataclass
+
+from hardy.method import Method
+from hardy.partition import Placement, Role, Tag
+from hardy.parts.norm import Batch, Norm
+from hardy.parts.objective import Objective, cross_entropy
+from hardy.registry import part
+
+
+@part("norm")
+@dataclass(frozen=True, kw_only=True)
+class Local(Batch):
+    """BatchNorm that never leaves its client."""
+
+    affine: Placement = Placement.PRIVATE
+    """who owns scale and shift; shared = only the statistics stay local"""
+
+    def placement(self, tag: Tag) -> Placement:
+        return self.affine if tag.role is Role.NORM_AFFINE else Placement.PRIVATE
+
+
+local = Local
+
+
+@part("method")
+def fedbn(*, norm: Norm = local(), objective: Objective = cross_entropy()) -> Method:
+    """FedAvg on everything but BatchNorm."""
+    return Method(name="fedbn", norm=norm, objective=objective)
+
+
+__all__ = ["fedbn", "local"]

@@ -1,0 +1,84 @@
+"""FedNova: normalised averaging, so that clients that take more steps do not pull the objective their way.
+
+Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS 2020.
+
+x server weights · y_i client weights · τ_i local steps · p_i share of the examples · ρ local momentum
+1. Client i sends the change of its weights over ‖a_i‖₁: d_i = (x − y_i) / ‖a_i‖₁.                       (Eq. 4)
+2. ‖a_i‖₁ = τ_i without momentum; with momentum ρ, (τ_i − ρ(1 − ρ^τ_i)/(1 − ρ)) / (1 − ρ).              (§4.2)
+3. x ← x − τ_eff Σ p_i d_i with τ_eff = Σ p_i ‖a_i‖₁.                                                    (Eq. 8)
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from hardy.errors import HardyError
+from hardy.messages import Updates
+from hardy.method import Method
+from hardy.partition import Placement, Role, Tag
+from hardy.parts.aggregation import Aggregator, Frame, by_role
+from hardy.parts.norm import Norm, batch
+from hardy.parts.objective import Objective, cross_entropy
+from hardy.registry import part
+from hardy.tensors import Tensors
+
+
+@part("aggregator")
+@dataclass(frozen=True, kw_only=True)
+class NormalisedMean(Aggregator):
+    """The mean of the changes, each divided by its length in steps, times the effective number of steps."""
+
+    momentum: float = 0.0
+    """ρ of the clients' optimiser"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise HardyError(f"normalised_mean momentum (ρ) is {self.momentum}; it must be in [0, 1).")
+
+    def length(self, steps: Tensor) -> Tensor:
+        """‖a_i‖₁"""
+        rho = self.momentum
+        return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+
+    def fold(self, folded: Any, updates: Updates, frame: Frame) -> Any:
+        p, a = updates.weights, self.length(updates.steps.to(updates.weights))
+        sums = [p.new_zeros(frame.bases).index_add(0, updates.bases, value) for value in (p, p * a)]  # Σ p_i, Σ p_i a_i
+        change = {
+            n: frame.shared[n]
+            .new_zeros(frame.shared[n].shape)
+            .index_add(
+                0,
+                updates.bases,
+                (value - frame.shared[n][updates.bases]) * _rows((p / a).to(value.dtype), value),
+            )
+            for n, value in updates.shared.items()
+        }
+        if folded is None:
+            return sums, change
+        return [a + b for a, b in zip(folded[0], sums, strict=True)], {n: folded[1][n] + d for n, d in change.items()}
+
+    def finish(self, folded: Any, frame: Frame, memory: Tensors) -> tuple[Tensors, Tensors]:
+        if folded is None:
+            return frame.shared, memory
+        (total, lengths), change = folded
+        scale = lengths / total.clamp_min(1e-30) ** 2  # τ_eff / Σ p_i, both sums still to be normalised
+        return {n: frame.shared[n] + d * _rows(scale.to(d.dtype), d) for n, d in change.items()}, memory
+
+
+def _rows(scale: Tensor, like: Tensor) -> Tensor:
+    return scale.view(-1, *[1] * (like.dim() - 1))
+
+
+normalised_mean = NormalisedMean
+
+
+@part("method")
+def fednova(*, momentum: float = 0.0, norm: Norm = batch(), objective: Objective = cross_entropy()) -> Method:
+    """FedAvg with normalised averaging of the weights; statistics are averaged plainly."""
+    rule = normalised_mean(momentum=momentum)
+    affine = rule if norm.placement(Tag(Role.NORM_AFFINE, trained=True)) is Placement.SHARED else None
+    return Method(name="fednova", norm=norm, objective=objective, aggregator=by_role(weight=rule, norm_affine=affine))
+
+
+__all__ = ["fednova", "normalised_mean"]

@@ -1,0 +1,88 @@
+"""SCAFFOLD: control variates against client drift.
+
+Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, Algorithm 1.
+
+x server weights · y client weights · c server variate · c_i client variate · K local steps · η local rate
+1. The server sends (x, c).
+2. Client i steps along g_i(y) − c_i + c.                                            (line 10)
+3. c_i⁺ = c_i − c + (x − y)/(Kη), option II; it sends y and c_i⁺ − c_i.              (lines 12–14)
+4. x ← mean of y; c ← c + |S|/N · mean(c_i⁺ − c_i), over the cohort S of N clients.   (lines 16–17)
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hardy.messages import Updates
+from hardy.method import Method
+from hardy.parts.aggregation import Aggregator, Frame, by_role, mean
+from hardy.parts.norm import Norm, batch
+from hardy.parts.objective import Objective, Outcome, Shape, Wrapper, cross_entropy
+from hardy.registry import part
+from hardy.tensors import Tensors
+
+
+@part("objective")
+@dataclass(frozen=True, kw_only=True)
+class Controlled(Wrapper):
+    """Steps along g − c_i + c on the shared weights. c is shared as `c.<weight>`, c_i private as `c_i.<weight>`."""
+
+    inner: Objective = cross_entropy()
+
+    def shared(self, trained: Tensors) -> Tensors:
+        return {**self.inner.shared(trained), **{f"c.{n}": torch.zeros_like(w) for n, w in trained.items()}}
+
+    def private(self, trained: Tensors, shape: Shape) -> Tensors:
+        return {
+            **self.inner.private(trained, shape),
+            **{f"c_i.{n}": torch.zeros_like(w) for n, w in trained.items()},
+        }
+
+    def correct(self, gradient: Tensors, private: Tensors, received: Tensors) -> tuple[Tensors, Tensors]:
+        gradient, private = self.inner.correct(gradient, private, received)
+        drift = {n: received[f"c.{n}"] - private[f"c_i.{n}"] for n in gradient if f"c_i.{n}" in private}
+        return {n: g + drift[n] if n in drift else g for n, g in gradient.items()}, private
+
+    def finish(self, outcome: Outcome) -> tuple[Tensors, Tensors]:
+        private, sent = self.inner.finish(outcome)
+        scale = 1 / (outcome.steps * outcome.rate)
+        private, sent = dict(private), dict(sent)
+        for n in (name.removeprefix("c_i.") for name in outcome.private if name.startswith("c_i.")):
+            c, c_i = outcome.received[f"c.{n}"], private[f"c_i.{n}"]
+            private[f"c_i.{n}"] = c_i - c + (outcome.start[n] - outcome.end[n]) * scale
+            sent[f"c.{n}"] = c + private[f"c_i.{n}"] - c_i
+        return private, sent
+
+
+@part("aggregator")
+@dataclass(frozen=True, kw_only=True)
+class ControlMean(Aggregator):
+    """c ← c + Σ (c_i⁺ − c_i) / N: clients that were not asked count as unchanged."""
+
+    def fold(self, folded: Any, updates: Updates, frame: Frame) -> Tensors:
+        moved = {n: torch.zeros_like(c) for n, c in frame.shared.items()} if folded is None else folded
+        return {
+            n: moved[n].index_add(0, updates.bases, value - frame.shared[n][updates.bases])
+            for n, value in updates.shared.items()
+        }
+
+    def finish(self, folded: Any, frame: Frame, memory: Tensors) -> tuple[Tensors, Tensors]:
+        return {n: c + (folded[n] / frame.clients if folded else 0) for n, c in frame.shared.items()}, memory
+
+
+control_mean, controlled = ControlMean, Controlled
+
+
+@part("method")
+def scaffold(*, norm: Norm = batch(), objective: Objective = cross_entropy()) -> Method:
+    """FedAvg with control variates (option II, server rate 1)."""
+    return Method(
+        name="scaffold",
+        norm=norm,
+        objective=controlled(inner=objective),
+        aggregator=by_role(default=mean(weigh="uniform"), control=control_mean()),
+    )
+
+
+__all__ = ["control_mean", "controlled", "scaffold"]

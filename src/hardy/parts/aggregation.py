@@ -1,0 +1,179 @@
+"""Aggregators: how the server turns updates into the next shared tensors.
+
+An aggregator folds updates as they arrive, lane by lane. A linear rule keeps a running sum, so its memory does not
+grow with the number of clients; any other rule collects and is applied once at the end, base by base.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hardy import tensors
+from hardy.messages import Updates
+from hardy.partition import Role
+from hardy.registry import kind, part
+from hardy.tensors import Tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """What a rule may know of the round besides the updates."""
+
+    shared: Tensors
+    """[B, ...], as sent down"""
+    roles: Mapping[str, Role]
+    bases: int
+    clients: int
+    """all clients, in the cohort or not"""
+
+
+@kind("aggregator")
+@dataclass(frozen=True, kw_only=True)
+class Aggregator:
+    """The part that writes the shared tensors. `combine` is all a rule needs; a linear one overrides `fold`."""
+
+    @property
+    def claims(self) -> frozenset[Role]:
+        """Roles this aggregator has a rule of its own for: they must be shared."""
+        return frozenset()
+
+    def memory(self, shared: Tensors) -> Tensors:
+        """What the aggregator remembers between rounds, with its first values."""
+        return {}
+
+    def fold(self, folded: Any, updates: Updates, frame: Frame) -> Any:
+        """Takes in more updates; `folded` is None at first."""
+        return [*(folded or []), updates]
+
+    def finish(self, folded: Any, frame: Frame, memory: Tensors) -> tuple[Tensors, Tensors]:
+        """The next shared tensors and memory. A base nobody trained keeps its value."""
+        if not folded:
+            return frame.shared, memory
+        updates = Updates.join(folded)
+        shared = tensors.apply(Tensor.clone, frame.shared)
+        for base in sorted({slot.base for slot in updates.slots}):
+            trained = self.combine(updates.where(updates.bases == base), frame)
+            for name, value in trained.items():
+                shared[name][base] = value
+        return shared, memory
+
+    def combine(self, updates: Updates, frame: Frame) -> Tensors:
+        """One value a shared tensor out of the stacked values of one base."""
+        raise NotImplementedError
+
+
+@dataclass
+class _Sum:
+    """Running sums of a linear rule: weight a base, weighted values, largest counters."""
+
+    weight: Tensor
+    total: Tensors
+
+
+@part("aggregator")
+@dataclass(frozen=True, kw_only=True)
+class Mean(Aggregator):
+    """The weighted mean of FedAvg, normalised once within each base. Counters take the largest value."""
+
+    weigh: Literal["samples", "uniform"] = "samples"
+
+    def weights(self, updates: Updates) -> Tensor:
+        return updates.weights if self.weigh == "samples" else torch.ones_like(updates.weights)
+
+    def fold(self, folded: _Sum | None, updates: Updates, frame: Frame) -> _Sum:
+        weights = self.weights(updates)
+        share = torch.zeros(frame.bases, len(updates.slots), dtype=weights.dtype, device=weights.device)
+        share[updates.bases, torch.arange(len(updates.slots), device=weights.device)] = weights
+        with tensors.full_precision():
+            total = {
+                name: (share.to(value.dtype) @ value.flatten(1)).reshape(frame.bases, *value.shape[1:])
+                if value.is_floating_point()
+                else _largest(frame.shared[name], updates, value)
+                for name, value in updates.shared.items()
+            }
+        weight = share.sum(1)
+        if folded is None:
+            return _Sum(weight, total)
+        merged = {
+            n: t + folded.total[n] if t.is_floating_point() else t.maximum(folded.total[n]) for n, t in total.items()
+        }
+        return _Sum(folded.weight + weight, merged)
+
+    def finish(self, folded: _Sum | None, frame: Frame, memory: Tensors) -> tuple[Tensors, Tensors]:
+        if folded is None:
+            return frame.shared, memory
+        shared = dict(frame.shared)
+        for name, total in folded.total.items():
+            if not total.is_floating_point():
+                shared[name] = total
+                continue
+            weight = folded.weight.to(total.dtype).view(-1, *[1] * (total.dim() - 1))
+            shared[name] = torch.where(weight > 0, total / weight.clamp_min(1e-30), frame.shared[name])
+        return shared, memory
+
+
+def _largest(shared: Tensor, updates: Updates, value: Tensor) -> Tensor:
+    largest = shared.clone()
+    for slot, row in zip(updates.slots, value, strict=True):
+        largest[slot.base] = largest[slot.base].maximum(row)
+    return largest
+
+
+@part("aggregator")
+@dataclass(frozen=True, kw_only=True)
+class ByRole(Aggregator):
+    """A rule for each role of tensor; `default` for the roles that have none."""
+
+    default: Aggregator = Mean()
+    weight: Aggregator | None = None
+    norm_affine: Aggregator | None = None
+    norm_mean: Aggregator | None = None
+    norm_var: Aggregator | None = None
+    control: Aggregator | None = None
+
+    def _rules(self) -> dict[str, Aggregator]:
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "default"}
+        return {role: rule for role, rule in given.items() if rule is not None}
+
+    @property
+    def claims(self) -> frozenset[Role]:
+        return frozenset(Role(role) for role in self._rules())
+
+    def _groups(self, frame: Frame) -> list[tuple[str, Aggregator, list[str]]]:
+        """(prefix of its memory, rule, names it writes)"""
+        rules = self._rules()
+        groups = [(role, rule, [n for n in frame.shared if frame.roles[n] == role]) for role, rule in rules.items()]
+        return [*groups, ("default", self.default, [n for n in frame.shared if frame.roles[n] not in rules])]
+
+    def memory(self, shared: Tensors) -> Tensors:
+        rules = [*self._rules().items(), ("default", self.default)]
+        return {f"{role}.{name}": value for role, rule in rules for name, value in rule.memory(shared).items()}
+
+    def fold(self, folded: dict[str, Any] | None, updates: Updates, frame: Frame) -> dict[str, Any]:
+        folded = folded or {}
+        return {
+            role: rule.fold(folded.get(role), updates.only(names), _narrow(frame, names))
+            for role, rule, names in self._groups(frame)
+            if names
+        }
+
+    def finish(self, folded: dict[str, Any] | None, frame: Frame, memory: Tensors) -> tuple[Tensors, Tensors]:
+        shared, kept = dict(frame.shared), dict(memory)
+        for role, rule, names in self._groups(frame):
+            if folded and role in folded:
+                own = {n.removeprefix(f"{role}."): t for n, t in memory.items() if n.startswith(f"{role}.")}
+                written, left = rule.finish(folded[role], _narrow(frame, names), own)
+                shared |= written
+                kept |= {f"{role}.{name}": value for name, value in left.items()}
+        return shared, kept
+
+
+def _narrow(frame: Frame, names: list[str]) -> Frame:
+    return replace(frame, shared=tensors.select(frame.shared, names))
+
+
+by_role, mean = ByRole, Mean
+__all__ = ["Aggregator", "Frame", "by_role", "mean"]

@@ -1,0 +1,140 @@
+"""Objectives: what a client minimises in one step, and what it keeps for itself."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hardy.models.net import Net
+from hardy.registry import kind, part
+from hardy.tensors import Tensors
+
+Shape = tuple[int, int, int]
+"""(channel, height, width) of an image"""
+
+
+class Batch(NamedTuple):
+    """Images in [0, 1] and labels of one step."""
+
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a client's round went, for `Objective.finish`."""
+
+    start: Tensors
+    """trained tensors as received"""
+    end: Tensors
+    received: Tensors
+    private: Tensors
+    steps: Tensor
+    rate: Tensor
+
+
+@kind("objective")
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """The part that says what a step minimises. Every method is pure and works under vmap."""
+
+    @property
+    def passes(self) -> int:
+        """Forward-and-backward passes one step makes over its batch, for the count of MACs."""
+        return 1
+
+    @property
+    def ascends(self) -> bool:
+        """Whether the gradient with respect to the private tensors is wanted by `advance`."""
+        return False
+
+    def of(self, kind: str) -> "Objective":
+        """The objective of a client of this kind (AT or ST)."""
+        return self
+
+    def shared(self, trained: Tensors) -> Tensors:
+        """Shared tensors this objective adds, with their first values; `trained` are the shared trained ones."""
+        return {}
+
+    def private(self, trained: Tensors, shape: Shape) -> Tensors:
+        """Private tensors this objective adds, with their first values."""
+        return {}
+
+    def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
+        """What is reported as the client's loss, and minimised together with the penalty."""
+        raise NotImplementedError
+
+    def penalty(self, trained: Tensors, received: Tensors) -> Tensor | float:
+        """What is minimised besides the loss, but not reported."""
+        return 0.0
+
+    def correct(self, gradient: Tensors, private: Tensors, received: Tensors) -> tuple[Tensors, Tensors]:
+        """The gradient to descend along, and the private tensors it leaves."""
+        return gradient, private
+
+    def advance(self, private: Tensors, gradient: Tensors) -> Tensors:
+        """The private tensors after an ascent step along their gradient."""
+        return private
+
+    def finish(self, outcome: Outcome) -> tuple[Tensors, Tensors]:
+        """(private tensors to keep, values of the added shared tensors to send up)."""
+        return outcome.private, {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrapper(Objective):
+    """An objective around another one; what it does not change is the inner one's."""
+
+    inner: Objective
+
+    @property
+    def passes(self) -> int:
+        return self.inner.passes
+
+    @property
+    def ascends(self) -> bool:
+        return self.inner.ascends
+
+    def shared(self, trained: Tensors) -> Tensors:
+        return self.inner.shared(trained)
+
+    def private(self, trained: Tensors, shape: Shape) -> Tensors:
+        return self.inner.private(trained, shape)
+
+    def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
+        return self.inner.loss(net, private, batch, key)
+
+    def penalty(self, trained: Tensors, received: Tensors) -> Tensor | float:
+        return self.inner.penalty(trained, received)
+
+    def correct(self, gradient: Tensors, private: Tensors, received: Tensors) -> tuple[Tensors, Tensors]:
+        return self.inner.correct(gradient, private, received)
+
+    def advance(self, private: Tensors, gradient: Tensors) -> Tensors:
+        return self.inner.advance(private, gradient)
+
+    def finish(self, outcome: Outcome) -> tuple[Tensors, Tensors]:
+        return self.inner.finish(outcome)
+
+
+@part("objective")
+@dataclass(frozen=True, kw_only=True)
+class CrossEntropy(Objective):
+    """Standard training: the cross-entropy of the clean batch."""
+
+    label_smoothing: float = 0.0
+
+    def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
+        logits = net(batch.x, statistics="batch", key=key)
+        return F.cross_entropy(logits, batch.y, label_smoothing=self.label_smoothing)
+
+
+def squared_distance(a: Tensors, b: Tensors) -> Tensor:
+    """The squared L2 distance over the names of `a`."""
+    return torch.stack([(a[name] - b[name]).square().sum() for name in a]).sum()
+
+
+cross_entropy = CrossEntropy
+__all__ = ["Batch", "Objective", "Outcome", "Shape", "Wrapper", "cross_entropy", "squared_distance"]

@@ -1,0 +1,61 @@
+"""Randomness without state: every number is a function of (seed, words), the same on every engine and device.
+
+On the host a stream of words names a numpy generator. On the device a key (an int64 tensor, one per slot) is hashed
+with a counter, so that noise needs no generator, can be drawn under vmap, and resuming needs nothing stored.
+"""
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word
+
+
+_FIRST, _SECOND, _STEP = (_signed(w) for w in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, _GOLDEN))
+
+
+def _word(word: int | str) -> int:
+    return zlib.crc32(word.encode()) if isinstance(word, str) else word
+
+
+def stream(seed: int, *words: int | str) -> np.random.Generator:
+    """The numpy generator of these words: stream(seed, round, client, "batches")."""
+    return np.random.default_rng([seed & _MASK, *(_word(w) for w in words)])
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)  # int64 shifts keep the sign; a hash needs zeros
+
+
+def _hash(x: Tensor) -> Tensor:
+    """The splitmix64 finaliser."""
+    x = (x ^ _shift(x, 30)) * _FIRST
+    x = (x ^ _shift(x, 27)) * _SECOND
+    return x ^ _shift(x, 31)
+
+
+def fold(key: Tensor, *words: int | str | Tensor) -> Tensor:
+    """A new key from a key and words; shapes broadcast."""
+    for word in words:
+        key = _hash(key + _STEP + _hash(word if isinstance(word, Tensor) else torch.full_like(key, _word(word))))
+    return key
+
+
+def uniform(key: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Uniform numbers in [0, 1) with 24 random bits each. The key is a scalar; under vmap, one a slot."""
+    counter = torch.arange(int(np.prod(shape)), device=key.device) * _STEP
+    return (_shift(_hash(key + counter), 40).to(dtype) * 2.0**-24).reshape(tuple(shape))
+
+
+def normal(key: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Standard normal numbers (Box-Muller)."""
+    radius = torch.sqrt(-2.0 * torch.log1p(-uniform(fold(key, 1), shape, dtype)))
+    return radius * torch.cos(2.0 * torch.pi * uniform(fold(key, 2), shape, dtype))

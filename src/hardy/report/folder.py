@@ -1,0 +1,93 @@
+"""Reading what a run left in its folder."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hardy.errors import HardyError
+
+Point = tuple[float, float]
+
+
+def number(value: Any, *keys: str) -> float | None:
+    """The finite number under these keys, or None: missing, null and NaN are one case for every reader."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if plain and math.isfinite(value) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One finished run. `rounds` holds the lines of metrics.jsonl in order, one a round."""
+
+    folder: Path
+    summary: dict[str, Any]
+    rounds: list[dict[str, Any]]
+    clients: list[dict[str, Any]]
+    config: str
+
+    def series(self, *keys: str) -> list[Point]:
+        """(round, value) wherever the value is a number."""
+        found = ((row["round"], number(row, *keys)) for row in self.rounds)
+        return [(at, value) for at, value in found if value is not None]
+
+    def cumulative(self, key: str) -> list[Point]:
+        """(round, sum so far)."""
+        total, points = 0.0, []
+        for at, value in self.series(key):
+            total += value
+            points.append((at, total))
+        return points
+
+    def domains(self) -> list[str]:
+        """Domain names in the order of the clients, then any that only the summary knows."""
+        known = (self.summary.get("standard_accuracy") or {}).get("by_domain") or {}
+        return list(dict.fromkeys([*(str(c.get("domain", "")) for c in self.clients), *known]))
+
+
+def _json(path: Path, kind: type) -> Any:
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise HardyError(f"{path} is not valid JSON ({error}). Run the experiment again to write it anew.") from None
+    if not isinstance(value, kind):
+        raise HardyError(
+            f"{path} holds a JSON {type(value).__name__}, not a {kind.__name__}. Run the experiment again."
+        )
+    return value
+
+
+def _metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines by round. A resumed run may repeat a round: the last line counts."""
+    lines = path.read_text("utf-8", errors="replace").splitlines() if path.exists() else []
+    rounds: dict[float, dict[str, Any]] = {}
+    for at, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            rounds[int(row["round"])] = row
+        except (ValueError, KeyError, TypeError):
+            if at < len(lines):  # a torn last line is what a killed run leaves
+                raise HardyError(
+                    f"{path}, line {at} is not a JSON object with a round: {line[:60]!r}. Remove the line."
+                ) from None
+    return [rounds[at] for at in sorted(rounds)]
+
+
+def read_run(folder: Path) -> Run:
+    """The run in this folder; only summary.json must be there."""
+    if not (folder / "summary.json").exists():
+        raise HardyError(
+            f"{folder / 'summary.json'} does not exist. Give the folder of a finished run (of several seeds: "
+            "one of its seed-* folders), or let the run finish first."
+        )
+    clients, config = folder / "clients.json", folder / "config.toml"
+    return Run(
+        folder=folder,
+        summary=_json(folder / "summary.json", dict),
+        rounds=_metrics(folder / "metrics.jsonl"),
+        clients=_json(clients, list) if clients.exists() else [],
+        config=config.read_text("utf-8", errors="replace") if config.exists() else "",
+    )

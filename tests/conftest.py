@@ -1,0 +1,83 @@
+"""A federation small enough to train in milliseconds, and the methods every law is checked on."""
+
+import numpy as np
+import pytest
+import torch
+
+import hardy
+from hardy.client import Training
+from hardy.config import Experiment
+from hardy.data.splits import Client, Federation
+from hardy.engines import EngineChoice
+from hardy.models import tiny_cnn
+from hardy.registry import PARTS
+
+torch.set_num_threads(1)
+SHAPE = (1, 8, 8)
+
+
+def federation(sizes=(10, 7, 12, 5), classes=3, seed=0) -> Federation:
+    """Clients of unlike sizes and brightness in two domains; images with a pattern per class."""
+    rng = np.random.default_rng(seed)
+    patterns = rng.integers(0, 120, (classes, *SHAPE))
+    clients, x, y = [], [], []
+    for number, size in enumerate(sizes):
+        labels = rng.integers(0, classes, size + 2)
+        noise = rng.integers(0, 100, (size + 2, *SHAPE)) + 10 * number
+        x.append((patterns[labels] + noise).clip(0, 255))
+        y.append(labels)
+        first = sum(len(block) for block in y[:-1])
+        rows = np.arange(first, first + size + 2)
+        clients.append(Client(domain=("even", "odd")[number % 2], train=rows[:size], validation=rows[size:], test=rows))
+    pixels, labels = np.concatenate(x).astype(np.uint8), np.concatenate(y).astype(np.int64)
+    return Federation(
+        name="tiny",
+        classes=tuple(map(str, range(classes))),
+        x_train=pixels,
+        y_train=labels,
+        x_test=pixels.copy(),
+        y_test=labels.copy(),
+        clients=tuple(clients),
+    )
+
+
+def net(norm):
+    return tiny_cnn(norm=norm, shape=SHAPE, classes=3, width=0.25)
+
+
+def experiment(**changes) -> Experiment:
+    usual = dict(
+        rounds=4,
+        training=Training(rate=0.1, momentum=0.5, weight_decay=1e-3, batch=4, epochs=2),
+        engine=EngineChoice(name="sequential", device="cpu", precision="float64"),
+    )
+    return Experiment(**{**usual, **changes})
+
+
+def fit(method, *, data=None, out=None, model=net, **changes) -> hardy.Run:
+    return hardy.fit(experiment(**changes), method=method, model=model, data=data or federation(), out=out, quiet=True)
+
+
+def everything(run) -> dict[str, torch.Tensor]:
+    """All tensors of a run under one roof."""
+    parts = {
+        "shared": run.state.shared,
+        "reported": run.state.reported,
+        "memory": run.state.memory,
+        "own": run.engine.store,
+    }
+    return {f"{part}/{name}": tensor for part, held in parts.items() for name, tensor in held.items()}
+
+
+def assert_close(first, second, tolerance) -> None:
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        torch.testing.assert_close(
+            tensor, second[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.fixture(params=sorted(PARTS["method"]))
+def method(request):
+    """Every method of the registry, with its defaults."""
+    return PARTS["method"][request.param]()

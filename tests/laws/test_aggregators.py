@@ -1,0 +1,131 @@
+"""What must hold for every aggregator, whoever writes it."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hardy  # noqa: F401  (fills the registry)
+from hardy.messages import Slot, Updates
+from hardy.partition import Role
+from hardy.parts.aggregation import Frame, by_role, mean
+from hardy.registry import PARTS
+
+ROLES = {"w": Role.WEIGHT, "mean": Role.NORM_MEAN, "count": Role.COUNTER}
+RULES = {name: factory() for name, factory in PARTS["aggregator"].items() if name != "control_mean"}
+
+
+def updates(slots: int, bases: int = 1, seed: int = 0, spread: float = 1.0) -> Updates:
+    draw = torch.Generator().manual_seed(seed)
+    centre = torch.randn(4, 3, generator=draw, dtype=torch.float64)
+    return Updates(
+        slots=[Slot(i, i % bases) for i in range(slots)],
+        shared={
+            "w": centre + spread * torch.randn(slots, 4, 3, generator=draw, dtype=torch.float64),
+            "mean": centre[:, 0] + spread * torch.randn(slots, 4, generator=draw, dtype=torch.float64),
+            "count": torch.full((slots,), 7) if spread == 0 else torch.arange(slots) + 5,
+        },
+        reported={},
+        weights=torch.randint(1, 50, (slots,), generator=draw).double(),
+        steps=torch.full((slots,), 3),
+        loss=torch.rand(slots, generator=draw, dtype=torch.float64),
+    )
+
+
+def frame(bases: int = 1) -> Frame:
+    shared = {
+        "w": torch.zeros(bases, 4, 3).double(),
+        "mean": torch.zeros(bases, 4).double(),
+        "count": torch.zeros(bases).long(),
+    }
+    return Frame(shared=shared, roles=ROLES, bases=bases, clients=9)
+
+
+def aggregate(rule, parts, bases=1):
+    folded, given_frame = None, frame(bases)
+    names = [
+        n for n in given_frame.shared if n != "count" or not isinstance(rule, PARTS["aggregator"]["normalised_mean"])
+    ]
+    given_frame = dataclasses.replace(given_frame, shared={n: given_frame.shared[n] for n in names})
+    for part in parts:
+        folded = rule.fold(folded, part.only(names), given_frame)
+    return rule.finish(folded, given_frame, rule.memory(given_frame.shared))[0]
+
+
+@pytest.fixture(params=sorted(RULES))
+def rule(request):
+    return RULES[request.param]
+
+
+def test_identical_updates_aggregate_to_themselves(rule):
+    same = updates(5, spread=0.0)
+    for name, value in aggregate(rule, [same]).items():
+        torch.testing.assert_close(value[0], same.shared[name][0])
+
+
+def test_weights_sum_to_one(rule):
+    """A common shift of all updates shifts the result by the same."""
+    first = updates(5)
+    moved = dataclasses.replace(first, shared={n: t + 3 if n != "count" else t for n, t in first.shared.items()})
+    one, other = aggregate(rule, [first]), aggregate(rule, [moved])
+    for name in one.keys() - {"count"}:
+        torch.testing.assert_close(other[name] - one[name], torch.full_like(one[name], 3.0))
+
+
+@settings(max_examples=20, deadline=None)
+@given(order=st.permutations(range(6)), cut=st.integers(1, 5))
+def test_order_and_lanes_are_irrelevant(order, cut):
+    index = torch.tensor(order)
+    whole = updates(6, bases=2)
+    shuffled = dataclasses.replace(
+        whole,
+        slots=[whole.slots[i] for i in order],
+        shared={n: t[index] for n, t in whole.shared.items()},
+        weights=whole.weights[index],
+        steps=whole.steps[index],
+        loss=whole.loss[index],
+    )
+    head = torch.arange(6) < cut
+    for rule in RULES.values():
+        together = aggregate(rule, [whole], bases=2)
+        in_lanes = aggregate(rule, [shuffled.where(head), shuffled.where(~head)], bases=2)
+        for name, value in together.items():
+            torch.testing.assert_close(value, in_lanes[name])
+
+
+def test_a_base_nobody_trained_keeps_its_value(rule):
+    result = aggregate(rule, [updates(4, bases=2)], bases=3)
+    for name, value in result.items():
+        assert value[2].abs().sum() == 0, name
+        assert value[0].abs().sum() > 0, name
+
+
+def test_nothing_given_is_written_to(rule):
+    given_updates, copy = updates(4), updates(4)
+    aggregate(rule, [given_updates])
+    for name, value in copy.shared.items():
+        assert torch.equal(value, given_updates.shared[name])
+
+
+def test_counters_are_never_averaged():
+    assert aggregate(mean(), [updates(4)])["count"].tolist() == [8]
+    assert aggregate(mean(), [updates(4)])["count"].dtype == torch.int64
+
+
+def test_samples_and_uniform_weights():
+    given_updates = updates(4)
+    share = given_updates.weights / given_updates.weights.sum()
+    expected = (share[:, None, None] * given_updates.shared["w"]).sum(0)
+    torch.testing.assert_close(aggregate(mean(), [given_updates])["w"][0], expected)
+    torch.testing.assert_close(
+        aggregate(mean(weigh="uniform"), [given_updates])["w"][0], given_updates.shared["w"].mean(0)
+    )
+
+
+def test_by_role_gives_each_role_its_rule():
+    given_updates = updates(4)
+    result = aggregate(by_role(norm_mean=mean(weigh="uniform")), [given_updates])
+    torch.testing.assert_close(result["mean"][0], given_updates.shared["mean"].mean(0))
+    torch.testing.assert_close(result["w"], aggregate(mean(), [given_updates])["w"])

@@ -1,0 +1,189 @@
+"""Every mistake in an experiment is one line with the value and the remedy."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hardy
+from hardy import config
+from hardy.cli import main
+from hardy.errors import HardyError
+
+MISTAKES = [
+    ("rouns = 3", "unknown key in the experiment 'rouns'. Did you mean 'rounds'?"),
+    ("rounds = 0", "rounds is 0; it must be 1 or more"),
+    ("rounds = 1.5", "rounds is 1.5; it must be a whole number"),
+    ("rounds = true", "rounds is True; it must be a whole number"),
+    ("seed = -1", "seed is -1; it must be in [0, 2^63)"),
+    ("[training]\nrate = 'fast'", "training.rate is 'fast'; it must be a number"),
+    ("[training]\nrate = nan", "training.rate is nan"),
+    ("[training]\nrate = -0.1", "training.rate is -0.1; it must be 0 or more"),
+    ("[training]\nrates = 0.1", "Did you mean 'rate'?"),
+    ("[training]\nmomentum = 1.0", "training.momentum is 1.0; it must be in [0, 1)"),
+    ("[training]\nbatch = 0", "training.batch is 0; it must be 1 or more"),
+    ("[training]\nremainder = 'kept'", "Did you mean 'keep'?"),
+    ("[training]\nmilestones = 3", "training.milestones is 3; it must be a list"),
+    ("[cohort]\nfraction = 0", "cohort.fraction is 0.0; it must be in (0, 1]"),
+    ("[cohort]\nclients = 0", "cohort.clients is 0; it must be 1 or more"),
+    ("[cohort]\nclients = 99", "cohort.clients is 99, but there are only 10 clients"),
+    ("[faults]\ndropped = 1.5", "faults.dropped is 1.5; a chance must be in [0, 1]"),
+    ("[faults]\ndropped = 0.7\nlate = 0.7", "add up to 1.4"),
+    ("[admission]\nlargest_update = 0", "admission.largest_update is 0.0; it must be above 0"),
+    ("[engine]\nname = 'vectorized'", "Did you mean 'vectorised'?"),
+    ("[engine]\nlane = 0", "engine.lane is 0"),
+    ("[engine]\ndevice = 'gpu'", "unknown device 'gpu'. Known: auto, cpu, cuda"),
+    ("[engine]\ndevice = 'cuda:99'", "device 'cuda:99' is not there"),
+    ("[evaluation]\nevery = 0", "evaluation.every is 0"),
+    ("[checkpoint]\nevery = 0", "checkpoint.every is 0"),
+    ("method = 'fedbm'", "unknown method 'fedbm'. Did you mean 'fedbn'?"),
+    ("[method]\nname = 'fedprox'\nstrenght = 1", "unknown key in method 'strenght'. Did you mean 'strength'?"),
+    ("[method]\nname = 'fedprox'\nstrength = -1", "proximal strength (μ) is -1.0; it must be 0 or more"),
+    ("[method]\nstrength = 1", "method needs a name"),
+    ("[method]\nname = 'fedavg'\naggregator = 'medain'", "unknown aggregator 'medain'"),
+    ("[method]\nname = 'fedavg'\naggregator = 3", "method.aggregator needs a name"),
+    ("[method]\nname = 'fedbn'\naggregator = { name = 'by_role', norm_mean = 'mean' }", "two owners for tensor"),
+    ("model = 'tiny_cn'", "Did you mean 'tiny_cnn'?"),
+    ("[model]\nname = 'tiny_cnn'\nwidht = 2", "Did you mean 'width'?"),
+    ("[model]\nname = 'tiny_cnn'\nwidth = 0", "width"),
+    ("[model]\nname = 'tiny_cnn'\nclasses = 3", "unknown key in model 'classes'"),
+    ("[data]\nsource = 'mini_digit'", "Did you mean 'mini_digits'?"),
+    ("[data]\nsource = 'cifar10'", "cifar10"),
+    ("[data]\nsource = { name = 'digits', limt = 3 }", "limt"),
+    ("[data]\nsplit = 'dirichlett'", "Did you mean 'dirichlet'?"),
+    ("[data]\nsplit = { name = 'dirichlet', alpha = -1 }", "-1"),
+    ("[data]\nclients = 0", "clients"),
+    ("[data]\nclients = 100000", "100000"),
+    ("[data]\nvalidation = 1.5", "1.5"),
+    ("[data]\ntest = 'all'", "unknown value for data.test 'all'"),
+    ("data = 3", "data is 3; it must be a table"),
+    ("rounds = ", "is not valid TOML"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), MISTAKES, ids=[text.replace("\n", " ") for text, _ in MISTAKES])
+def test_mistakes(text, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("HARDY_DATA", raising=False)
+    path = tmp_path / "e.toml"
+    path.write_text(text)
+    assert (
+        main(
+            ["run", str(path), "--out", str(tmp_path / "run"), "--engine", "sequential"]
+            if "engine" not in text
+            else ["run", str(path), "--out", str(tmp_path / "run")]
+        )
+        == 2
+    )
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert shown.err.count("\n") == 1 and "Traceback" not in shown.err and not shown.out
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rounds", "'rounds' is not an override; write key=value"),
+        ("=3", "is not an override"),
+        ("rounds.x=3", "is not a table"),
+        ("training.rte=0.1", "Did you mean 'rate'?"),
+    ],
+)
+def test_mistaken_overrides(override, message):
+    with pytest.raises(HardyError, match=None) as caught:
+        config.parse("rounds = 2", [override])
+    assert message in str(caught.value)
+
+
+def test_missing_files(tmp_path, capsys):
+    assert main(["run", "demmo"]) == 2
+    assert "Did you mean 'demo'?" in capsys.readouterr().err
+    assert main(["run", str(tmp_path / "no.toml")]) == 2
+    assert "no experiment file" in capsys.readouterr().err
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    assert main(["run", str(tmp_path / "binary.toml")]) == 2
+    assert "UTF-8" in capsys.readouterr().err
+    for command in (["resume"], ["evaluate"]):
+        assert main([*command, str(tmp_path)]) == 2
+        assert "holds no run" in capsys.readouterr().err
+        assert main([*command, str(tmp_path / "nowhere")]) == 2
+        assert "hardy run EXPERIMENT" in capsys.readouterr().err
+
+
+def test_overrides_reach_nested_parts():
+    chosen = config.parse("method = 'fedavg'", ["method=fedprox", "method.strength=0.5", "training.rate=1", "name=x y"])
+    assert chosen.method == {"name": "fedprox", "strength": 0.5}
+    assert (chosen.training.rate, chosen.name) == (1.0, "x y")
+    assert config.method(chosen).objective.strength == 0.5
+
+
+def test_a_part_takes_the_place_of_a_papers_own():
+    chosen = config.parse(
+        "[method]\nname='fedbn'\naggregator={name='mean', weigh='uniform'}\nobjective={name='proximal', inner='cross_entropy'}"
+    )
+    made = config.method(chosen)
+    assert made.aggregator == hardy.parts.aggregation.mean(weigh="uniform")
+    assert made.norm == hardy.papers.fedbn().norm
+    assert made.objective == hardy.papers.fedavg.__globals__["Proximal"]()
+
+
+@pytest.mark.parametrize("name", config.bundled())
+def test_bundled_experiments_survive_a_round_trip(name):
+    chosen = config.read(name)
+    assert config.parse(chosen.to_toml()) == chosen
+
+
+words = st.text(max_size=8)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=5,
+)
+keys = st.sampled_from(
+    [
+        "rounds",
+        "seed",
+        "data",
+        "model",
+        "method",
+        "training",
+        "cohort",
+        "faults",
+        "engine",
+        "name",
+        "rate",
+        "batch",
+        "clients",
+    ]
+    + [
+        "split",
+        "source",
+        "lane",
+        "every",
+        "fraction",
+        "dropped",
+        "objective",
+        "aggregator",
+        "norm",
+        "milestones",
+        "zzz",
+    ]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(keys, values | st.dictionaries(keys, values, max_size=3), max_size=4))
+def test_no_table_makes_a_traceback(table):
+    try:
+        text = config.dump(table)
+        config.parse(text)
+    except HardyError as error:
+        assert "\n" not in str(error).strip() or "TOML" in str(error)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=40), st.lists(st.text(max_size=20), max_size=3))
+def test_no_text_makes_a_traceback(text, overrides):
+    try:
+        config.parse(text, overrides)
+    except HardyError:
+        pass

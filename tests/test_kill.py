@@ -1,0 +1,73 @@
+"""A run killed with SIGKILL at random moments and resumed ends bit-identical to an undisturbed one."""
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import hardy
+from conftest import everything, federation, fit, net
+from hardy import papers
+from hardy.config import CheckpointChoice
+from hardy.papers.scaffold import controlled
+from hardy.server import Cohort
+
+ROUNDS = 12
+OPTIONS = dict(rounds=ROUNDS, cohort=Cohort(fraction=0.5), checkpoint=CheckpointChoice(every=1))
+# local norms and control variates: private tensors, shared extras, a sampled cohort and a best checkpoint in one run
+METHOD = papers.scaffold(norm=papers.fedbn().norm, objective=controlled().inner)
+
+
+def start(folder: str) -> None:
+    if os.path.exists(f"{folder}/config.toml"):
+        hardy.resume(folder, method=METHOD, model=net, data=federation(), quiet=True)
+    else:
+        fit(METHOD, out=folder, **OPTIONS)
+
+
+def kill_and_resume(folder, kills: int) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["conftest", "hardy"])
+    rng = np.random.default_rng(0)
+    killed = 0
+    while killed < kills:
+        process = context.Process(target=start, args=(str(folder),))
+        process.start()
+        time.sleep(rng.uniform(0.0, 0.5))
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        killed += 1
+        if (folder / "summary.json").exists():  # it finished: make it run its last rounds again
+            (folder / "summary.json").unlink()
+            newest = sorted((folder / "checkpoint").glob("round-*"))[-1]
+            (newest / "record.json").write_text("torn")
+    start(str(folder))
+
+
+def check(tmp_path, kills):
+    whole = fit(METHOD, out=tmp_path / "whole", **OPTIONS)
+    kill_and_resume(tmp_path / "killed", kills)
+    killed = hardy.load(tmp_path / "killed", method=METHOD, model=net, data=federation())
+    assert killed.state.round == ROUNDS
+    for name, tensor in everything(whole).items():
+        assert torch.equal(tensor, everything(killed)[name]), name
+    lines = [(tmp_path / run / "metrics.jsonl").read_text().splitlines() for run in ("whole", "killed")]
+    first, second = ([{**json.loads(line), "seconds": 0} for line in file] for file in lines)
+    assert first == second
+    summaries = [json.loads((tmp_path / run / "summary.json").read_text()) for run in ("whole", "killed")]
+    assert {**summaries[0], "seconds": 0} == {**summaries[1], "seconds": 0}
+
+
+def test_killed_a_few_times(tmp_path):
+    check(tmp_path, 4)
+
+
+@pytest.mark.slow
+def test_killed_twenty_times(tmp_path):
+    check(tmp_path, 20)
