@@ -46,11 +46,11 @@ def net(norm):
 
 
 def experiment(**changes) -> Experiment:
-    usual = dict(
-        rounds=4,
-        training=Training(rate=0.1, momentum=0.5, weight_decay=1e-3, batch=4, epochs=2),
-        engine=EngineChoice(name="sequential", device="cpu", precision="float64"),
-    )
+    usual = {
+        "rounds": 4,
+        "training": Training(rate=0.1, momentum=0.5, weight_decay=1e-3, batch=4, epochs=2),
+        "engine": EngineChoice(name="sequential", device="cpu", precision="float64"),
+    }
     return Experiment(**{**usual, **changes})
 
 

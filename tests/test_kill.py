@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,13 +19,13 @@ from hardy.papers.scaffold import controlled
 from hardy.server import Cohort
 
 ROUNDS = 12
-OPTIONS = dict(rounds=ROUNDS, cohort=Cohort(fraction=0.5), checkpoint=CheckpointChoice(every=1))
+OPTIONS = {"rounds": ROUNDS, "cohort": Cohort(fraction=0.5), "checkpoint": CheckpointChoice(every=1)}
 # local norms and control variates: private tensors, shared extras, a sampled cohort and a best checkpoint in one run
 METHOD = papers.scaffold(norm=papers.fedbn().norm, objective=controlled().inner)
 
 
 def start(folder: str) -> None:
-    if os.path.exists(f"{folder}/config.toml"):
+    if Path(folder, "config.toml").exists():
         hardy.resume(folder, method=METHOD, model=net, data=federation(), quiet=True)
     else:
         fit(METHOD, out=folder, **OPTIONS)

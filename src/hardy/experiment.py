@@ -198,8 +198,10 @@ def prepare(
         reported=engine.cast(state.reported),
         memory=engine.cast(state.memory),
     )
-    if method or model:
-        experiment = replace(experiment, **{k: FROM_PYTHON for k, v in (("method", method), ("model", model)) if v})
+    if method:
+        experiment = replace(experiment, method=FROM_PYTHON)
+    if model:
+        experiment = replace(experiment, model=FROM_PYTHON)
     return Run(experiment=experiment, server=server, engine=engine, state=state, figures=Figures())
 
 

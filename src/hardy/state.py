@@ -99,7 +99,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> N
 
 def load_checkpoint(folder: Path) -> tuple[Checkpoint, list[str]]:
     """The newest checkpoint that is whole, and a remark about each one that is not."""
-    remarks = []
+    remarks: list[str] = []
     for path in sorted(folder.glob("round-*"), reverse=True):
         try:
             return _read(path), remarks

@@ -18,7 +18,7 @@ VECTORISED = EngineChoice(name="vectorised", device="cpu", precision="float64", 
 
 
 def test_engines_agree(method):
-    options = dict(cohort=Cohort(fraction=0.75), faults=Faults(dropped=0.1, crashed=0.1, late=0.1))
+    options = {"cohort": Cohort(fraction=0.75), "faults": Faults(dropped=0.1, crashed=0.1, late=0.1)}
     one = fit(method, **options)
     many = fit(method, engine=VECTORISED, **options)
     assert_close(everything(one), everything(many), 1e-9)
@@ -26,7 +26,7 @@ def test_engines_agree(method):
 
 
 def test_resume_is_exact(method, tmp_path):
-    options = dict(cohort=Cohort(fraction=0.5), data=federation())
+    options = {"cohort": Cohort(fraction=0.5), "data": federation()}
     whole = fit(method, out=tmp_path / "whole", **options)
     half = tmp_path / "half"
     fit(method, out=half, **{**options, "rounds": 2})

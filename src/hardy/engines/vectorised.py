@@ -122,9 +122,9 @@ class Vectorised(Engine):
                 groups.append((t, members, np.stack([batches[m][t] for m in members])))
         flat = torch.from_numpy(np.concatenate([rows.ravel() for _, _, rows in groups])).to(self.device)
         at = 0
-        for t, members, rows in groups:
-            yield t, torch.tensor(members, device=self.device), flat[at : at + rows.size].view(rows.shape)
-            at += rows.size
+        for t, members, chosen in groups:
+            yield t, torch.tensor(members, device=self.device), flat[at : at + chosen.size].view(chosen.shape)
+            at += chosen.size
 
     def map(self, function: Callable[..., Any], common: Tensors, *rows: Any) -> Any:
         return vmap(function, (None, *(0 for _ in rows)))(common, *rows)

@@ -1,0 +1,130 @@
+"""Speed of the engines on one machine: python benchmarks/engines.py OUT.json
+
+1. One standard training step of the digits CNN (14.2M parameters), 50 clients, batch 32: sequential and vectorised.
+2. Peak memory of a FedAvg round against the number of clients.
+3. A whole round of one step (FBN's CNN, 10 clients, batch 50) against the bare step it contains.
+"""
+
+import json
+import statistics
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import hardy
+from hardy import client, tensors
+from hardy.client import Training
+from hardy.data.splits import Client, Federation
+from hardy.engines import EngineChoice
+from hardy.models import digits_cnn, fbn_cnn
+
+CUDA = torch.cuda.is_available()
+
+
+def federation(clients: int, rows: int, shape=(3, 28, 28)) -> Federation:
+    """Random images; every client holds `rows` of them."""
+    rng = np.random.default_rng(0)
+    pool = min(clients * rows, 20_000)  # clients may share rows: speed does not care
+    held = [np.arange(i * rows, (i + 1) * rows) % pool for i in range(clients)]
+    x, y = rng.integers(0, 256, (pool, *shape), dtype=np.uint8), rng.integers(0, 10, pool)
+    made = tuple(Client(domain="d", train=r, validation=r[:0], test=r[:1]) for r in held)
+    return Federation(
+        name="random", classes=tuple("0123456789"), x_train=x, y_train=y, x_test=x[:64], y_test=y[:64], clients=made
+    )
+
+
+def prepare(model, data, engine, training, method=None, lane=None):
+    chosen = hardy.Experiment(training=training, engine=EngineChoice(name=engine, lane=lane))
+    return hardy.experiment.prepare(chosen, method=method or hardy.papers.fedavg(), model=model, data=data)
+
+
+def milliseconds(function, repeats: int, warm: int = 3) -> float:
+    """The median over repeats, each ended by a synchronisation."""
+    times = []
+    for i in range(warm + repeats):
+        began = time.perf_counter()
+        function()
+        if CUDA:
+            torch.cuda.synchronize()
+        if i >= warm:
+            times.append((time.perf_counter() - began) * 1e3)
+    return statistics.median(times)
+
+
+def one_round(run) -> None:
+    run.state, _ = run.server.round(run.state, run.engine, 0.01)
+
+
+def train_only(run, work) -> None:
+    for _ in run.engine.train(work):
+        pass
+
+
+def work_of(run):
+    from hardy.messages import Slot, Work
+
+    slots = [Slot(i) for i in range(len(run.engine.train_rows))]
+    return Work(round=0, rate=0.01, slots=slots, shared=run.state.shared, reported=run.state.reported)
+
+
+def bare_step(run):
+    """The vectorised step on resident tensors, without any federation around it."""
+    engine, work = run.engine, work_of(run)
+    rows = torch.stack([torch.from_numpy(engine.batches(0, s.client)[0]) for s in work.slots]).to(engine.device)
+    received = tensors.gather(work.shared, 0)
+    each = tensors.apply(lambda t: t.expand(len(work.slots), *t.shape).clone(), received)
+    state = client.begin(engine.plan, engine.training, each, {})
+    keys = client.keys(0, 0, work.slots, 1)[0].to(engine.device)
+    rate = torch.tensor(0.01, device=engine.device)
+    objective = engine.plan.method.objective
+    step = torch.vmap(partial(client.step, engine.plan, objective, engine.training), (None, 0, 0, 0, None))
+    return lambda: step(received, state, engine.batch(rows), keys, rate)
+
+
+def main(out: Path) -> None:
+    device = torch.cuda.get_device_name() if CUDA else f"cpu, {torch.get_num_threads()} threads"
+    result = {"device": device, "torch": torch.__version__, "hardy": hardy.__version__, "date": time.strftime("%Y-%m-%d")}
+    repeats = 20 if CUDA else 3
+
+    training = Training(batch=32, steps=1)
+    clients = 50 if CUDA else 10
+    data = federation(clients, 112)
+    step = {}
+    for engine in ("sequential", "vectorised"):
+        run = prepare(lambda norm: digits_cnn(norm=norm), data, engine, training)
+        step[engine] = milliseconds(partial(train_only, run, work_of(run)), repeats if engine != "sequential" else 5)
+    step["speed_up"] = step["sequential"] / step["vectorised"]
+    result["standard_step_ms"] = {"model": "digits_cnn", "clients": clients, "batch": 32, **step}
+    print(result["standard_step_ms"], flush=True)
+
+    if CUDA:
+        memory = {}
+        for number in (100, 1000):
+            torch.cuda.empty_cache()
+            run = prepare(lambda norm: digits_cnn(norm=norm), federation(number, 32), "vectorised", training, lane=50)
+            torch.cuda.reset_peak_memory_stats()
+            began = time.perf_counter()
+            one_round(run)
+            torch.cuda.synchronize()
+            memory[number] = {
+                "peak_GiB": torch.cuda.max_memory_allocated() / 2**30,
+                "seconds": time.perf_counter() - began,
+            }
+            del run
+        result["memory_of_a_round"] = {"model": "digits_cnn", "lane": 50, "by_clients": memory}
+        print(result["memory_of_a_round"], flush=True)
+
+    small = Training(batch=50, steps=1)
+    run = prepare(lambda norm: fbn_cnn(norm=norm), federation(10, 500, (3, 32, 32)), "vectorised", small)
+    bare, whole = milliseconds(bare_step(run), repeats * 3), milliseconds(partial(one_round, run), repeats * 3)
+    result["one_step_round_ms"] = {"model": "fbn_cnn", "clients": 10, "bare_step": bare, "round": whole, "ratio": whole / bare}
+    print(result["one_step_round_ms"], flush=True)
+    out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
