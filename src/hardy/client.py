@@ -150,9 +150,9 @@ def step(
     if objective.ascends:
         private = objective.advance(private, ascent[0])
     if training.weight_decay:
-        gradient = {n: g + training.weight_decay * state.trained[n] for n, g in gradient.items()}
-    momentum = {n: training.momentum * v + gradient[n] for n, v in state.momentum.items()}
-    trained = {n: w - rate * (momentum or gradient)[n] for n, w in state.trained.items()}
+        gradient = {n: torch.add(g, state.trained[n], alpha=training.weight_decay) for n, g in gradient.items()}
+    momentum = {n: torch.add(gradient[n], v, alpha=training.momentum) for n, v in state.momentum.items()}
+    trained = {n: torch.addcmul(w, (momentum or gradient)[n], rate, value=-1) for n, w in state.trained.items()}
     return State(trained, kept, private, momentum), loss
 
 
@@ -165,7 +165,7 @@ def finish(
     steps: Tensor,
     rate: Tensor,
 ) -> Reply:
-    """Splits what the client has now into what it sends and what it keeps."""
+    """Splits what a client, or a stack of clients, has now into what it sends and what it keeps."""
     private, added = objective.finish(
         Outcome(start=start, end=state.trained, received=received, private=state.private, steps=steps, rate=rate)
     )

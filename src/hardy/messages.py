@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -45,9 +46,14 @@ class Updates:
     loss: Tensor
     """[S], mean over the last local epoch, without penalties"""
 
-    @property
+    @cached_property
+    def matrix(self) -> Tensor:
+        """All floating shared tensors of a slot in one row, [S, D]."""
+        return tensors.flatten(self.shared, len(self.slots))
+
+    @cached_property
     def bases(self) -> Tensor:
-        return torch.tensor([slot.base for slot in self.slots], device=self.weights.device)
+        return tensors.send([slot.base for slot in self.slots], self.weights.device)
 
     def where(self, keep: Tensor) -> "Updates":
         """Only the slots marked true."""

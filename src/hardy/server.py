@@ -87,13 +87,13 @@ class Server:
 
         frame = Frame(shared=state.shared, roles=self.plan.roles, bases=method.budget.bases, clients=population)
         folded, reported, tally = None, state.reported, _Tally()
-        for updates in engine.train(work):
-            updates, refused = self.admission.admit(on_time(updates, lost), work)
+        for updates in filter(lambda u: u.slots, (on_time(u, lost) for u in engine.train(work))):
+            admitted, refused = self.admission.admit(updates, work)
             lost |= refused
-            if updates.slots:
-                folded = method.aggregator.fold(folded, updates, frame)
-                reported = _write(reported, updates)
-                tally.add(updates)
+            if admitted.slots:
+                folded = method.aggregator.fold(folded, admitted, frame)
+                reported = _write(reported, admitted)
+                tally.add(admitted)
         shared, memory = method.aggregator.finish(folded, frame, state.memory)
         reported = method.norm.exchange(reported, self.clients)
         after = ServerState(round=state.round + 1, shared=shared, reported=reported, memory=memory)
@@ -108,13 +108,13 @@ def on_time(updates: Updates, lost: dict[int, str]) -> Updates:
     if not lost:
         return updates
     keep = [lost.get(slot.client) != "late" for slot in updates.slots]
-    return updates.where(torch.tensor(keep, device=updates.loss.device))
+    return updates.where(tensors.send(torch.tensor(keep), updates.loss.device))
 
 
 def _write(reported: Tensors, updates: Updates) -> Tensors:
     if not reported:
         return reported
-    clients = torch.tensor([slot.client for slot in updates.slots], device=updates.loss.device)
+    clients = tensors.send([slot.client for slot in updates.slots], updates.loss.device)
     return tensors.scatter(reported, updates.reported, clients, updates.bases)
 
 

@@ -13,6 +13,12 @@ from torch import Tensor
 Tensors = dict[str, Tensor]
 
 
+def send(values: Tensor | Sequence[int], device: torch.device) -> Tensor:
+    """Onto a device without waiting for the work already queued there."""
+    here = torch.as_tensor(values)
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
+
+
 def apply(function: Callable[[Tensor], Tensor], tensors: Tensors) -> Tensors:
     return {name: function(tensor) for name, tensor in tensors.items()}
 
@@ -50,16 +56,22 @@ def scatter(tensors: Tensors, rows: Tensors, *index: Tensor | int) -> Tensors:
     }
 
 
-def finite(tensors: Tensors, rows: int, device: torch.device) -> Tensor:
-    """Which rows hold only finite numbers, [S]."""
-    sums = [t.flatten(1).sum(1) for t in tensors.values() if t.is_floating_point()]
-    return torch.stack([torch.isfinite(s) for s in sums]).all(0) if sums else torch.ones(rows, device=device) > 0
+def flatten(tensors: Tensors, rows: int) -> Tensor:
+    """The floating tensors as one matrix, [rows, D], in the order of their names."""
+    flat = [t.reshape(rows, -1) for _, t in sorted(tensors.items()) if t.is_floating_point()]
+    return torch.cat(flat, 1) if flat else torch.zeros(rows, 0)
 
 
-def distance(rows: Tensors, origin: Tensors) -> Tensor:
-    """The L2 distance of each row from its origin, over all floating tensors, [S]."""
-    squares = [(t - origin[n]).flatten(1).square().sum(1) for n, t in rows.items() if t.is_floating_point()]
-    return torch.stack(squares).sum(0).sqrt()
+def unflatten(matrix: Tensor, like: Tensors) -> Tensors:
+    """Views of a matrix with the names and trailing shapes of the floating tensors of `like`."""
+    floating = {name: tensor for name, tensor in sorted(like.items()) if tensor.is_floating_point()}
+    parts = torch.split(matrix, [tensor[0].numel() for tensor in floating.values()], 1)
+    return {n: part.view(-1, *t.shape[1:]) for part, (n, t) in zip(parts, floating.items(), strict=True)}
+
+
+def over(scale: Tensor, like: Tensor) -> Tensor:
+    """A scalar, or one number a row, shaped to multiply `like`."""
+    return scale.reshape(*scale.shape, *[1] * (like.dim() - scale.dim()))
 
 
 def count_bytes(tensors: Tensors) -> int:

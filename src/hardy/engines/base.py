@@ -78,10 +78,10 @@ class Engine:
         """Stores what clients keep, [S, ...]. One that ruined its tensors keeps its old ones, as a restart would."""
         if not private:
             return
-        fine = tensors.finite(private, len(slots), self.device).nonzero().flatten()
-        where = torch.tensor([(s.client, s.base) for s in slots], device=self.device)[fine]
+        fine = torch.isfinite(tensors.flatten(private, len(slots)).sum(1)).nonzero().flatten()
+        where = tensors.send(torch.tensor([(s.client, s.base) for s in slots]), self.device)[fine].T
         for name, rows in private.items():
-            self.store[name][where[:, 0], where[:, 1]] = rows[fine]
+            self.store[name][where[0], where[1]] = rows[fine]
 
     def train(self, work: Work) -> Iterator[Updates]:
         """Runs the slots of a round; yields their updates as they are ready."""
@@ -94,4 +94,4 @@ class Engine:
     def samples(self, slots: Sequence[Slot]) -> Tensor:
         """Training examples of each slot's client."""
         counts = [len(self.train_rows[slot.client]) for slot in slots]
-        return torch.tensor(counts, dtype=self.dtype, device=self.device)
+        return tensors.send(torch.tensor(counts, dtype=self.dtype), self.device)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hardy import tensors
-from hardy.client import Rows, begin, finish, keys, step
+from hardy.client import Rows, State, begin, finish, keys, step
 from hardy.engines.base import Engine
 from hardy.messages import Slot, Updates, Work
 from hardy.parts.objective import Objective
@@ -25,6 +25,7 @@ from hardy.tensors import Tensors
 vmap: Any = torch.vmap
 _CPU_LANE = 16
 _MEMORY_SHARE = 0.5
+_EVERYONE = slice(None)
 
 
 class Vectorised(Engine):
@@ -35,6 +36,7 @@ class Vectorised(Engine):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._sizes: dict[Objective, int] = {}
+        self._lanes: dict[tuple[Objective, int, bool], _Lane] = {}
 
     def train(self, work: Work) -> Iterator[Updates]:
         planned = [
@@ -55,43 +57,40 @@ class Vectorised(Engine):
                 yield self._lane(work, objective, [slot for _, slot, _ in chosen], [rows for _, _, rows in chosen])
 
     def _lane(self, work: Work, objective: Objective, slots: list[Slot], batches: list[list[Rows]]) -> Updates:
-        clients = torch.tensor([slot.client for slot in slots], device=self.device)
-        bases = torch.tensor([slot.base for slot in slots], device=self.device)
+        clients = tensors.send([slot.client for slot in slots], self.device)
+        bases = tensors.send([slot.base for slot in slots], self.device)
         one_base = len({slot.base for slot in slots}) == 1
         received = tensors.gather(work.shared, slots[0].base if one_base else bases)
-        across = None if one_base else 0  # one base for all slots: one copy is enough
         own = tensors.gather({**work.reported, **self.store}, clients, bases)
-        rate = torch.tensor(work.rate, dtype=self.dtype, device=self.device)
-
+        rate = tensors.send(torch.tensor(work.rate, dtype=self.dtype), self.device)
+        # one base for all slots: one copy of it is enough
         each = tensors.apply(lambda t: t.expand(len(slots), *t.shape), received) if one_base else received
-        state = first = begin(self.plan, self.training, each, own)
-        run = vmap(partial(step, self.plan, objective, self.training), (across, 0, 0, 0, None))
+        first = begin(self.plan, self.training, each, own)
+
+        run = vmap(partial(step, self.plan, objective, self.training), (None if one_base else 0, 0, 0, 0, None))
+        lane = _Lane(lambda received, state, rows, key, rate: run(received, state, self.batch(rows), key, rate))
+        if self.device.type == "cuda":
+            lane = self._lanes.setdefault((objective, len(slots), one_base), lane)
+        lane.load(received, first, rate)
         steps = [len(rows) for rows in batches]
-        lane_keys = keys(self.seed, work.round, slots, max(steps)).to(self.device)
-        losses = torch.full((max(steps), len(slots)), torch.nan, dtype=self.dtype, device=self.device)
+        counts = tensors.send(steps, self.device)
+        window = tensors.send([self.loss_window(n) for n in steps], self.device)
+        lane_keys = tensors.send(keys(self.seed, work.round, slots, max(steps)), self.device)
+        losses = torch.zeros(max(steps), len(slots), dtype=self.dtype, device=self.device)
         for t, members, rows in self._schedule(batches):
-            batch = self.batch(rows)
-            if len(members) == len(slots):
-                state, losses[t] = run(received, state, batch, lane_keys[t], rate)
-            else:
-                part = pytree.tree_map(lambda leaf: leaf[members], state)  # noqa: B023
-                moved, losses[t, members] = run(received, part, batch, lane_keys[t, members], rate)
-                state = pytree.tree_map(lambda leaf, new: leaf.index_copy(0, members, new), state, moved)  # noqa: B023
-        counts = torch.tensor(steps, device=self.device)
-        reply = vmap(partial(finish, self.plan, objective), (across, 0, 0, 0, None))(
-            received, state, first.trained, counts, rate
-        )
+            losses[t, members] = lane.step(rows, lane_keys[t, members], members)
+
+        reply = finish(self.plan, objective, received, lane.unload(), first.trained, counts, rate)
         self.keep(slots, reply.private)
-        window = torch.tensor([self.loss_window(n) for n in steps], device=self.device)
-        order = torch.arange(len(losses), device=self.device)[:, None]
-        last = torch.where((order >= counts - window) & (order < counts), losses, torch.nan)
+        order = torch.arange(max(steps), device=self.device)[:, None]
+        last = (order >= counts - window) & (order < counts)
         return Updates(
             slots=slots,
             shared=reply.shared,
             reported=reply.reported,
             weights=self.samples(slots),
             steps=counts,
-            loss=last.nanmean(0),
+            loss=torch.where(last, losses, 0).sum(0) / window,
         )
 
     def _fitting(self, work: Work, objective: Objective, members: list[Any]) -> int:
@@ -110,7 +109,7 @@ class Vectorised(Engine):
             self._sizes[objective] = max(1, int(_MEMORY_SHARE * torch.cuda.mem_get_info(self.device)[0] / each))
         return self._sizes[objective]
 
-    def _schedule(self, batches: list[list[Rows]]) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def _schedule(self, batches: list[list[Rows]]) -> Iterator[tuple[int, Tensor | slice, Tensor]]:
         """(step, slots that run it together, their rows [S, batch]): one copy to the device for the whole lane."""
         groups: list[tuple[int, list[int], Rows]] = []
         for t in range(max(len(rows) for rows in batches)):
@@ -120,11 +119,95 @@ class Vectorised(Engine):
                     sizes.setdefault(len(rows[t]), []).append(position)
             for members in sizes.values():
                 groups.append((t, members, np.stack([batches[m][t] for m in members])))
-        flat = torch.from_numpy(np.concatenate([rows.ravel() for _, _, rows in groups])).to(self.device)
+        flat = tensors.send(torch.from_numpy(np.concatenate([rows.ravel() for _, _, rows in groups])), self.device)
         at = 0
         for t, members, chosen in groups:
-            yield t, torch.tensor(members, device=self.device), flat[at : at + chosen.size].view(chosen.shape)
+            everyone = len(members) == len(batches)
+            who = _EVERYONE if everyone else tensors.send(members, self.device)
+            yield t, who, flat[at : at + chosen.size].view(chosen.shape)
             at += chosen.size
 
     def map(self, function: Callable[..., Any], common: Tensors, *rows: Any) -> Any:
         return vmap(function, (None, *(0 for _ in rows)))(common, *rows)
+
+
+class _Lane:
+    """The state of some slots, moved step by step.
+
+    On a GPU a step of the whole lane is captured as a CUDA graph the second time its shape is seen and replayed from
+    then on, since launching its thousand kernels one by one takes longer than running them. A captured step reads and
+    writes fixed tensors, so the lane keeps its state in place.
+    """
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self.run = run
+        self.held: tuple[Tensors, State, Tensor] | None = None
+        self.graphs: dict[int, _Graph | None] = {}
+
+    def load(self, received: Tensors, state: State, rate: Tensor) -> None:
+        """Starts a round."""
+        if not rate.is_cuda or self.held is None:
+            self.held = (
+                pytree.tree_map(Tensor.clone, (received, state, rate)) if rate.is_cuda else (received, state, rate)
+            )
+        else:
+            _copy(self.held, (received, state, rate))
+
+    def step(self, rows: Tensor, key: Tensor, members: Tensor | slice) -> Any:
+        """Moves the members by one step; returns their losses."""
+        assert self.held is not None
+        received, state, rate = self.held
+        if isinstance(members, Tensor):
+            part = pytree.tree_map(lambda leaf: leaf[members], state)
+            moved, loss = self.run(received, part, rows, key, rate)
+            state = pytree.tree_map(lambda leaf, new: leaf.index_copy(0, members, new), state, moved)
+            self._keep(state)
+            return loss
+        size = rows.shape[1]
+        if rate.is_cuda and size in self.graphs:
+            graph = self.graphs[size] = self.graphs[size] or _Graph(self.run, self.held, rows, key)
+            return graph.replay(rows, key)
+        self.graphs[size] = None
+        state, loss = self.run(received, state, rows, key, rate)
+        self._keep(state)
+        return loss
+
+    def _keep(self, state: State) -> None:
+        assert self.held is not None
+        received, held, rate = self.held
+        if rate.is_cuda:
+            _copy(held, state)
+        else:
+            self.held = received, state, rate
+
+    def unload(self) -> State:
+        """The state at the end of a round, no longer tied to the lane."""
+        assert self.held is not None
+        _, state, rate = self.held
+        return pytree.tree_map(Tensor.clone, state) if rate.is_cuda else state
+
+
+class _Graph:
+    """One captured step on fixed tensors."""
+
+    def __init__(self, run: Callable[..., Any], held: tuple[Tensors, State, Tensor], rows: Tensor, key: Tensor) -> None:
+        received, state, rate = held
+        self.inputs = rows.clone(), key.clone()
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):  # libraries pick their kernels before capture
+            run(received, state, *self.inputs, rate)
+        torch.cuda.current_stream().wait_stream(aside)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            moved, self.loss = run(received, state, *self.inputs, rate)
+            _copy(state, moved)
+
+    def replay(self, rows: Tensor, key: Tensor) -> Any:
+        _copy(self.inputs, (rows, key))
+        self.graph.replay()
+        return self.loss
+
+
+def _copy(target: Any, source: Any) -> None:
+    torch._foreach_copy_(pytree.tree_leaves(target), pytree.tree_leaves(source))

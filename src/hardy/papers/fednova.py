@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from hardy import tensors
 from hardy.errors import HardyError
 from hardy.messages import Updates
 from hardy.method import Method
@@ -50,7 +51,7 @@ class NormalisedMean(Aggregator):
             .index_add(
                 0,
                 updates.bases,
-                (value - frame.shared[n][updates.bases]) * _rows((p / a).to(value.dtype), value),
+                (value - frame.shared[n][updates.bases]) * tensors.over((p / a).to(value.dtype), value),
             )
             for n, value in updates.shared.items()
         }
@@ -63,11 +64,7 @@ class NormalisedMean(Aggregator):
             return frame.shared, memory
         (total, lengths), change = folded
         scale = lengths / total.clamp_min(1e-30) ** 2  # τ_eff / Σ p_i, both sums still to be normalised
-        return {n: frame.shared[n] + d * _rows(scale.to(d.dtype), d) for n, d in change.items()}, memory
-
-
-def _rows(scale: Tensor, like: Tensor) -> Tensor:
-    return scale.view(-1, *[1] * (like.dim() - 1))
+        return {n: frame.shared[n] + d * tensors.over(scale.to(d.dtype), d) for n, d in change.items()}, memory
 
 
 normalised_mean = NormalisedMean

@@ -20,7 +20,7 @@ from hardy.parts.aggregation import Aggregator, Frame, by_role, mean
 from hardy.parts.norm import Norm, batch
 from hardy.parts.objective import Objective, Outcome, Shape, Wrapper, cross_entropy
 from hardy.registry import part
-from hardy.tensors import Tensors
+from hardy.tensors import Tensors, over
 
 
 @part("objective")
@@ -50,7 +50,7 @@ class Controlled(Wrapper):
         private, sent = dict(private), dict(sent)
         for n in (name.removeprefix("c_i.") for name in outcome.private if name.startswith("c_i.")):
             c, c_i = outcome.received[f"c.{n}"], private[f"c_i.{n}"]
-            private[f"c_i.{n}"] = c_i - c + (outcome.start[n] - outcome.end[n]) * scale
+            private[f"c_i.{n}"] = c_i - c + (outcome.start[n] - outcome.end[n]) * over(scale, outcome.end[n])
             sent[f"c.{n}"] = c + private[f"c_i.{n}"] - c_i
         return private, sent
 

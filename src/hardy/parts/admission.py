@@ -22,11 +22,13 @@ class Admission:
 
     def admit(self, updates: Updates, work: Work) -> tuple[Updates, dict[int, str]]:
         """The updates that may be aggregated, and why each of the others was refused."""
-        fine = tensors.finite({**updates.shared, **updates.reported}, len(updates.slots), updates.loss.device)
-        fine &= torch.isfinite(updates.loss)
+        rows = len(updates.slots)
+        sums = updates.loss + updates.matrix.sum(1) + tensors.flatten(updates.reported, rows).sum(1).to(updates.loss)
+        fine = torch.isfinite(sums)
         near = torch.ones_like(fine)
         if self.largest_update < float("inf"):
-            near = tensors.distance(updates.shared, tensors.gather(work.shared, updates.bases)) <= self.largest_update
+            sent = tensors.flatten(work.shared, len(next(iter(work.shared.values()))))[updates.bases]
+            near = (updates.matrix - sent).square().sum(1).sqrt() <= self.largest_update
         if bool((fine & near).all()):
             return updates, {}
         refused = {}

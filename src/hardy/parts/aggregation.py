@@ -67,10 +67,11 @@ class Aggregator:
 
 @dataclass
 class _Sum:
-    """Running sums of a linear rule: weight a base, weighted values, largest counters."""
+    """Running sums of a linear rule, a row a base: weight, weighted values, largest counters."""
 
     weight: Tensor
-    total: Tensors
+    total: Tensor
+    counters: Tensors
 
 
 @part("aggregator")
@@ -80,39 +81,31 @@ class Mean(Aggregator):
 
     weigh: Literal["samples", "uniform"] = "samples"
 
-    def weights(self, updates: Updates) -> Tensor:
-        return updates.weights if self.weigh == "samples" else torch.ones_like(updates.weights)
-
     def fold(self, folded: _Sum | None, updates: Updates, frame: Frame) -> _Sum:
-        weights = self.weights(updates)
-        share = torch.zeros(frame.bases, len(updates.slots), dtype=weights.dtype, device=weights.device)
-        share[updates.bases, torch.arange(len(updates.slots), device=weights.device)] = weights
+        weights = updates.weights if self.weigh == "samples" else torch.ones_like(updates.weights)
+        share = weights.new_zeros(frame.bases, len(updates.slots))
+        share[updates.bases, torch.arange(len(updates.slots), device=share.device)] = weights
         with tensors.full_precision():
-            total = {
-                name: (share.to(value.dtype) @ value.flatten(1)).reshape(frame.bases, *value.shape[1:])
-                if value.is_floating_point()
-                else _largest(frame.shared[name], updates, value)
-                for name, value in updates.shared.items()
-            }
-        weight = share.sum(1)
-        if folded is None:
-            return _Sum(weight, total)
-        merged = {
-            n: t + folded.total[n] if t.is_floating_point() else t.maximum(folded.total[n]) for n, t in total.items()
+            total = share.to(updates.matrix) @ updates.matrix
+        before = folded.counters if folded else frame.shared
+        counters = {
+            n: _largest(before[n], updates, value)
+            for n, value in updates.shared.items()
+            if not value.is_floating_point()
         }
-        return _Sum(folded.weight + weight, merged)
+        if folded is None:
+            return _Sum(share.sum(1), total, counters)
+        return _Sum(folded.weight + share.sum(1), folded.total + total, counters)
 
     def finish(self, folded: _Sum | None, frame: Frame, memory: Tensors) -> tuple[Tensors, Tensors]:
         if folded is None:
             return frame.shared, memory
-        shared = dict(frame.shared)
-        for name, total in folded.total.items():
-            if not total.is_floating_point():
-                shared[name] = total
-                continue
-            weight = folded.weight.to(total.dtype).view(-1, *[1] * (total.dim() - 1))
-            shared[name] = torch.where(weight > 0, total / weight.clamp_min(1e-30), frame.shared[name])
-        return shared, memory
+        weight = folded.weight[:, None].to(folded.total)
+        untouched = tensors.flatten(frame.shared, frame.bases).to(folded.total)
+        mean = torch.where(weight > 0, folded.total / weight.clamp_min(1e-30), untouched)
+        # tensors of their own, as a checkpoint gives back: a view at an odd offset would be rounded differently
+        shared = tensors.apply(Tensor.clone, tensors.unflatten(mean, frame.shared))
+        return {**frame.shared, **shared, **folded.counters}, memory
 
 
 def _largest(shared: Tensor, updates: Updates, value: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class Outcome:
 @kind("objective")
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """The part that says what a step minimises. Every method is pure and works under vmap."""
+    """The part that says what a step minimises. Its methods are pure; those of a step run under vmap."""
 
     @property
     def passes(self) -> int:
@@ -79,7 +79,8 @@ class Objective:
         return private
 
     def finish(self, outcome: Outcome) -> tuple[Tensors, Tensors]:
-        """(private tensors to keep, values of the added shared tensors to send up)."""
+        """(private tensors to keep, values of the added shared tensors to send up). Unlike the other methods it runs
+        without vmap, on one slot or on a stack of them: figures broadcast with `tensors.over`."""
         return outcome.private, {}
 
 

@@ -6,7 +6,8 @@ adaptive boundary attack, ICML 2020. Restarts, steps and targets of the ensemble
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -63,57 +64,211 @@ def checkpoints(steps: int) -> list[int]:
 
 
 class _Point(NamedTuple):
-    """A point of the ascent, and what one pass tells about it."""
+    """Where an ascent stands, and what one pass tells about it; each field has one entry an image."""
 
     x: Tensor
     gradient: Tensor
     loss: Tensor
     wrong: Tensor
 
+    def where(self, mask: Tensor, other: "_Point") -> "_Point":
+        """This point for the images of the mask, the other one for the rest."""
+        return _Point(*(_where(mask, mine, its) for mine, its in zip(self, other, strict=True)))
 
-def _choose(mask: Tensor, a: _Point, b: _Point) -> _Point:
-    return _Point(*(_where(mask, one, other) for one, other in zip(a, b, strict=True)))
+    def beats(self, other: "_Point") -> Tensor:
+        """A misclassified point beats one that is not; between equals the greater loss decides."""
+        return (self.wrong & ~other.wrong) | ((self.wrong == other.wrong) & (self.loss > other.loss))
 
 
 @part("attack")
 @dataclass(frozen=True, kw_only=True)
 class Apgd(Attack):
-    """Auto-PGD: momentum, and a step that is halved, image by image, once the loss stops rising."""
+    """Auto-PGD: momentum, and a step that is halved, image by image, when it no longer pays."""
 
     epsilon: float = 8 / 255
     ball: Ball = "linf"
     steps: int = 100
     restarts: int = 1
+    """starts a target"""
     loss: Literal["cross_entropy", "dlr"] = "cross_entropy"
     targeted: int = 0
-    """wrong classes to aim at in turn, the likeliest first; 0: away from the true class"""
+    """wrong classes to aim at in turn, the likeliest first; 0: just away from the true one"""
     rho: float = 0.75
-    """share of steps that must raise the loss, or the step is halved"""
+    """ρ, the share of steps that must raise the loss to keep their size"""
 
     def __post_init__(self) -> None:
         if self.targeted and self.loss != "dlr":
-            raise HardyError(f"targeted={self.targeted} needs loss='dlr'; {self.loss!r} goes with targeted=0.")
+            raise HardyError(f"targeted is {self.targeted} with loss {self.loss!r}; set loss='dlr' or targeted=0.")
 
     @torch.no_grad()
     def perturb(self, forward: Forward, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
-        """Per image a misclassified point if one was met, of greatest loss; otherwise the point of greatest loss."""
+        """Of all points visited, a misclassified one if there is any, and of those that with the greatest loss."""
         logits = forward(x)
-        self._check(logits.shape[1])
+        self._require_classes(logits.shape[1])
+        best = _Point(x, x, torch.full_like(logits[:, 0], -torch.inf), logits.argmax(1) != y)
         targets = _likeliest_wrong(logits, y, self.targeted) if self.targeted else (None,)
-        best: _Point | None = None
         for number, target in enumerate(targets):
-
-            def losses(point: Tensor, target: Tensor | None = target) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-                logits = forward(point)
-                by_ce = self.loss == "cross_entropy"
-                each = F.cross_entropy(logits, y, reduction="none") if by_ce else dlr(logits, y, target)
-                return each.sum(), (each, logits.argmax(1) != y)
-
-            def look(point: Tensor, losses: Callable[..., Any] = losses) -> _Point:
-                gradient, (loss, wrong) = torch.func.grad(losses, has_aux=True)(point)
-                return _Point(point, gradient, loss, wrong)
-
             for restart in range(self.restarts):
                 start = random_start(random.fold(key, number, restart), x, self.epsilon, self.ball)
-                best = self._climb(look, x, start, best or look(x))
+                best = self._climb(partial(self._look, forward, y, target), x, start, best)
         return best.x
+
+    def _require_classes(self, given: int) -> None:
+        needed = (4 if self.targeted else 3) if self.loss == "dlr" else 2
+        if given < needed:
+            raise HardyError(
+                f"apgd with loss={self.loss!r}, targeted={self.targeted} needs {needed} classes or more and the model "
+                f"has {given}. Use apgd with loss='cross_entropy', then fab and square, in place of auto_attack."
+            )
+
+    def _look(self, forward: Forward, y: Tensor, target: Tensor | None, x: Tensor) -> _Point:
+        def total(x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            logits = forward(x)
+            plain = self.loss == "cross_entropy"
+            loss = F.cross_entropy(logits, y, reduction="none") if plain else dlr(logits, y, target)
+            return loss.sum(), (loss, logits.argmax(1) != y)
+
+        gradient, (loss, wrong) = torch.func.grad(total, has_aux=True)(x)
+        return _Point(x, gradient, loss, wrong)
+
+    def _climb(self, look: Callable[[Tensor], _Point], x: Tensor, start: Tensor, best: _Point) -> _Point:
+        """Algorithm 1 from one start; `best` is what earlier starts found."""
+        inside = partial(project, x=x, epsilon=self.epsilon, ball=self.ball)
+        top = at = look(start)
+        best = at.where(at.beats(best), best)
+        last = start
+        size = torch.full_like(at.loss, 2 * self.epsilon)  # η
+        rises, halved, looked_back, top_then = torch.zeros_like(size), torch.zeros_like(at.wrong), 0, top.loss
+        marks = checkpoints(self.steps)
+        for step in range(1, self.steps + 1):
+            share = _MOMENTUM if step > 1 else 1.0
+            stepped = inside(at.x + size.view(-1, 1, 1, 1) * steepest(at.gradient, self.ball))
+            new = look(inside(at.x + share * (stepped - at.x) + (1 - share) * (at.x - last)))
+            rises = rises + (new.loss > at.loss)
+            last, at = at.x, new
+            top = at.where(at.loss > top.loss, top)
+            best = at.where(at.beats(best), best)
+            if step in marks:
+                seldom = rises < self.rho * (step - looked_back)  # condition 1
+                stuck = ~halved & (top.loss == top_then)  # condition 2
+                halved = seldom | stuck
+                size = torch.where(halved, size / 2, size)
+                at = top.where(halved, at)
+                rises, looked_back, top_then = torch.zeros_like(rises), step, top.loss
+        return best
+
+
+def to_plane(x: Tensor, normal: Tensor, offset: Tensor, ball: Ball) -> Tensor:
+    """The shortest change that brings each row of x [N, D] onto the plane <normal, z - x> + offset = 0 and keeps it in
+    the box; where the plane does not meet the box, the change that comes nearest.
+
+    Every entry goes straight for the plane, at speed 1 (linf) or |normal| (l2), until it meets its wall. What has been
+    gained by then is piecewise linear in time and bends where an entry stops, so sorting the stops solves it exactly.
+    """
+    scale = normal.abs().amax(1, keepdim=True).clamp_min(1e-12)
+    normal, offset = normal / scale, offset[:, None] / scale
+    towards = -normal.sign() * offset.sign()
+    room = torch.where(towards > 0, 1 - x, x)
+    worth = normal.abs()
+    speed = torch.ones_like(worth) if ball == "linf" else worth
+    stops, order = torch.where(speed > 0, room / speed.clamp_min(1e-12), 0.0).sort(1)
+    none = torch.zeros_like(offset)
+    stopped = torch.cat([none, (worth * room).gather(1, order).cumsum(1)], 1)
+    rates = (worth * speed).gather(1, order)
+    moving = torch.cat([rates.flip(1).cumsum(1).flip(1), none], 1)
+    gained = stopped[:, 1:] + stops * moving[:, 1:]
+    phase = (gained < offset.abs()).sum(1, keepdim=True)
+    time = (offset.abs() - stopped.gather(1, phase)) / moving.gather(1, phase).clamp_min(1e-12)
+    return towards * torch.minimum(time * speed, room)
+
+
+@part("attack")
+@dataclass(frozen=True, kw_only=True)
+class Fab(Attack):
+    """Targeted Fast Adaptive Boundary: looks for the nearest misclassified point, which counts if it is in the ball."""
+
+    epsilon: float = 8 / 255
+    ball: Ball = "linf"
+    steps: int = 100
+    targets: int = 9
+    """wrong classes to aim at in turn, the likeliest first"""
+    alpha_max: float = 0.1
+    """α_max, the most weight on the step from the original image"""
+    eta: float = 1.05
+    """η, how far to step, in distances to the boundary"""
+    beta: float = 0.9
+    """β, how much of the way from the image is kept once a point is misclassified"""
+
+    @torch.no_grad()
+    def perturb(self, forward: Forward, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
+        """The nearest misclassified point found, or x where none is in the ball. It starts at x and draws nothing."""
+        logits = forward(x)
+        found, distance = x, torch.where(logits.argmax(1) != y, 0.0, torch.inf).to(x.dtype)
+        for target in _likeliest_wrong(logits, y, self.targets):
+            at = x
+            for _ in range(self.steps):
+                at = self._step(forward, x, y, target, at)
+                wrong, away = forward(at).argmax(1) != y, length(at - x, self.ball).flatten()
+                nearer = wrong & (away < distance)
+                found, distance = _where(nearer, at, found), torch.where(nearer, away, distance)
+                at = _where(wrong, (1 - self.beta) * x + self.beta * at, at)
+        return _where(distance <= self.epsilon, found, x)
+
+    def _step(self, forward: Forward, x: Tensor, y: Tensor, target: Tensor, at: Tensor) -> Tensor:
+        """Past the boundary as linearised at `at`: from there, and a little from x, so as to stay near it."""
+
+        def total(at: Tensor) -> tuple[Tensor, Tensor]:
+            logits = forward(at)
+            margin = _of(logits, y) - _of(logits, target)
+            return margin.sum(), margin
+
+        normal, margin = torch.func.grad(total, has_aux=True)(at)
+        normal = normal.flatten(1)
+
+        def change(z: Tensor) -> Tensor:
+            offset = margin + (normal * (z - at).flatten(1)).sum(1)
+            return to_plane(z.flatten(1), normal, offset, self.ball).view_as(z)
+
+        here, there = change(at), change(x)
+        near, far = length(here, self.ball), length(there, self.ball)
+        weight = (near / (near + far).clamp_min(1e-12)).clamp_max(self.alpha_max)
+        return ((1 - weight) * (at + self.eta * here) + weight * (x + self.eta * there)).clamp(0.0, 1.0)
+
+
+@part("attack")
+@dataclass(frozen=True, kw_only=True)
+class AutoAttack(Attack):
+    """The standard ensemble: APGD on cross-entropy, APGD at targets, FAB at targets, Square."""
+
+    epsilon: float = 8 / 255
+    ball: Ball = "linf"
+    steps: int = 100
+    """of each gradient attack, a target"""
+    targets: int = 9
+    queries: int = 5000
+    """of Square"""
+
+    def stages(self) -> list[tuple[str, Attack]]:
+        """The attacks in order. A point that fell to one needs none of those after it."""
+        plain = Apgd(epsilon=self.epsilon, ball=self.ball, steps=self.steps)
+        return [
+            ("apgd_ce", plain),
+            ("apgd_t", replace(plain, loss="dlr", targeted=self.targets)),
+            ("fab_t", Fab(epsilon=self.epsilon, ball=self.ball, steps=self.steps, targets=self.targets)),
+            ("square", square(epsilon=self.epsilon, ball=self.ball, queries=self.queries)),
+        ]
+
+    @torch.no_grad()
+    def perturb(self, forward: Forward, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
+        """Per image the first success, or what the last stage left."""
+        found = x
+        for name, attack in self.stages():
+            fallen = forward(found).argmax(1) != y
+            found = _where(fallen, found, attack.perturb(forward, x, y, random.fold(key, name)))
+        return found
+
+
+apgd = Apgd
+fab = Fab
+auto_attack = AutoAttack
+__all__ = ["apgd", "auto_attack", "checkpoints", "dlr", "fab", "to_plane"]

@@ -28,13 +28,13 @@ def project(adversarial: Tensor, x: Tensor, epsilon: float, ball: Ball) -> Tenso
 
 
 def random_start(key: Tensor, x: Tensor, epsilon: float, ball: Ball) -> Tensor:
-    """A point drawn uniformly from the ball (L2: uniform direction and uniform radius), clipped to the box."""
+    """A point drawn uniformly from the ball, clipped to the box."""
     if ball == "linf":
         delta = (2 * random.uniform(key, x.shape, x.dtype) - 1) * epsilon
     else:
         delta = random.normal(random.fold(key, 1), x.shape, x.dtype)
         radius = random.uniform(random.fold(key, 2), (x.shape[0], *[1] * (x.dim() - 1)), x.dtype)
-        delta = delta / length(delta, ball).clamp_min(1e-12) * radius * epsilon
+        delta = delta / length(delta, ball).clamp_min(1e-12) * radius ** (1 / x[0].numel()) * epsilon
     return project(x + delta, x, epsilon, ball)
 
 
