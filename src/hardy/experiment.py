@@ -29,6 +29,7 @@ from hardy.report.pictures import image_grid_png
 from hardy.robustness.evaluate import accuracies, summarise
 from hardy.server import Server
 from hardy.state import Checkpoint, ServerState, disk, load_checkpoint, save_checkpoint, to, write_atomic
+from hardy.tensors import Tensors
 
 VERSION = "0.1.0"
 _LEAST_SECONDS = 1.0
@@ -309,11 +310,11 @@ def _rounds(run: Run, *, quiet: bool) -> Run:
                     file.write(json.dumps(line) + "\n")
                 if pace.due(run.state.round) or run.state.round == rounds:
                     with pace.timed(run.state.round):
-                        _save(run, folder / "checkpoint")
+                        _save(run, folder / "checkpoint", run.engine.store)
             progress.update(run.state.round, _note(line, run.figures))
     except KeyboardInterrupt:
         if folder is not None:
-            _save(run, folder / "checkpoint")
+            _save(run, folder / "checkpoint", run.engine.store)
         raise
     finally:
         progress.close()
@@ -339,12 +340,14 @@ def _evaluate(run: Run, line: dict[str, Any]) -> None:
     if score is not None and (best is None or score > best["validation_accuracy"]):
         run.figures.best = {"round": done, "validation_accuracy": score, "standard_accuracy": found["test"]}
         if run.folder is not None:
-            _save(run, run.folder / "best", keep=1)
+            # to be served, not to be trained on: the networks without the objective's own tensors
+            networks = {n: t for n, t in run.engine.store.items() if n in run.engine.plan.model_names}
+            _save(run, run.folder / "best", networks, keep=1)
 
 
-def _save(run: Run, folder: Path, keep: int = 2) -> None:
+def _save(run: Run, folder: Path, store: Tensors, keep: int = 2) -> None:
     figures = {name: getattr(run.figures, name) for name in Figures.__dataclass_fields__}
-    save_checkpoint(folder, Checkpoint(server=run.state, store=run.engine.store, figures=figures), keep=keep)
+    save_checkpoint(folder, Checkpoint(server=run.state, store=store, figures=figures), keep=keep)
 
 
 def _macs_of_clients(run: Run) -> float:

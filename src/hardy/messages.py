@@ -49,7 +49,7 @@ class Updates:
     @cached_property
     def matrix(self) -> Tensor:
         """All floating shared tensors of a slot in one row, [S, D]."""
-        return tensors.flatten(self.shared, len(self.slots))
+        return tensors.flatten(self.shared, self.weights)
 
     @cached_property
     def bases(self) -> Tensor:

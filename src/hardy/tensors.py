@@ -56,10 +56,10 @@ def scatter(tensors: Tensors, rows: Tensors, *index: Tensor | int) -> Tensors:
     }
 
 
-def flatten(tensors: Tensors, rows: int) -> Tensor:
-    """The floating tensors as one matrix, [rows, D], in the order of their names."""
-    flat = [t.reshape(rows, -1) for _, t in sorted(tensors.items()) if t.is_floating_point()]
-    return torch.cat(flat, 1) if flat else torch.zeros(rows, 0)
+def flatten(tensors: Tensors, like: Tensor) -> Tensor:
+    """The floating tensors as one matrix with the rows of `like`, [S, D], in the order of their names."""
+    flat = [t.reshape(len(like), -1) for _, t in sorted(tensors.items()) if t.is_floating_point()]
+    return torch.cat(flat, 1) if flat else like.new_zeros(len(like), 0)
 
 
 def unflatten(matrix: Tensor, like: Tensors) -> Tensors:

@@ -268,6 +268,8 @@ def test_local_search_changes_few_pixels(model):
     assert accuracy(model, bounded, y) > accuracy(model, found, y)
     everything = local_search(steps=2, candidates=1000, pixels=64).perturb(model, x, y, KEY)  # more than there are
     assert ((everything != x).flatten(1).all(1) == right).all()
+    patient = local_search(steps=64, candidates=1, pixels=1, neighbourhood=0)
+    assert (patient.perturb(lambda _: F.one_hot(y, 4).double(), x, y, KEY) != x).all()  # no pixel twice
 
 
 @pytest.mark.parametrize("form", ["full", "channel", "diagonal"])

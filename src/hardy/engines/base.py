@@ -78,7 +78,7 @@ class Engine:
         """Stores what clients keep, [S, ...]. One that ruined its tensors keeps its old ones, as a restart would."""
         if not private:
             return
-        fine = torch.isfinite(tensors.flatten(private, len(slots)).sum(1)).nonzero().flatten()
+        fine = torch.isfinite(tensors.flatten(private, next(iter(private.values()))).sum(1)).nonzero().flatten()
         where = tensors.send(torch.tensor([(s.client, s.base) for s in slots]), self.device)[fine].T
         for name, rows in private.items():
             self.store[name][where[0], where[1]] = rows[fine]

@@ -22,13 +22,12 @@ class Admission:
 
     def admit(self, updates: Updates, work: Work) -> tuple[Updates, dict[int, str]]:
         """The updates that may be aggregated, and why each of the others was refused."""
-        rows = len(updates.slots)
-        sums = updates.loss + updates.matrix.sum(1) + tensors.flatten(updates.reported, rows).sum(1).to(updates.loss)
-        fine = torch.isfinite(sums)
+        reported = tensors.flatten(updates.reported, updates.loss)
+        fine = torch.isfinite(updates.loss + updates.matrix.sum(1) + reported.sum(1))
         near = torch.ones_like(fine)
         if self.largest_update < float("inf"):
-            sent = tensors.flatten(work.shared, len(next(iter(work.shared.values()))))[updates.bases]
-            near = (updates.matrix - sent).square().sum(1).sqrt() <= self.largest_update
+            sent = tensors.gather(work.shared, updates.bases)
+            near = (updates.matrix - tensors.flatten(sent, updates.loss)).square().sum(1).sqrt() <= self.largest_update
         if bool((fine & near).all()):
             return updates, {}
         refused = {}

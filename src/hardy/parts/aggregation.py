@@ -101,7 +101,7 @@ class Mean(Aggregator):
         if folded is None:
             return frame.shared, memory
         weight = folded.weight[:, None].to(folded.total)
-        untouched = tensors.flatten(frame.shared, frame.bases).to(folded.total)
+        untouched = tensors.flatten(frame.shared, folded.total)
         mean = torch.where(weight > 0, folded.total / weight.clamp_min(1e-30), untouched)
         # tensors of their own, as a checkpoint gives back: a view at an odd offset would be rounded differently
         shared = tensors.apply(Tensor.clone, tensors.unflatten(mean, frame.shared))
