@@ -15,6 +15,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from hardy.data.splits import Client, Federation
 from hardy.engines import ENGINES, EngineChoice
 from hardy.experiment import Run, prepare, versions
 
+CORES = len(os.sched_getaffinity(0))
 CLIENTS, IMAGES, WARM_UP = 10, 60, 2
 FLOOR = 0.95
 MODELS = {
@@ -61,7 +63,8 @@ def seconds(run: Run) -> float:
     return time.perf_counter() - began
 
 
-def case(name: str, batch: int, data: Federation, rounds: int, picks: int) -> dict[str, object]:
+def case(threads: int, name: str, batch: int, data: Federation, rounds: int, picks: int) -> dict[str, Any]:
+    torch.set_num_threads(threads)
     base = Experiment(training=Training(batch=batch))
 
     def made(engine: str) -> Run:
@@ -78,6 +81,7 @@ def case(name: str, batch: int, data: Federation, rounds: int, picks: int) -> di
             picked.append(made("auto").engine.name)
     medians = {engine: statistics.median(found[WARM_UP:]) for engine, found in times.items()}
     return {
+        "threads": threads,
         "model": name,
         "batch": batch,
         "seconds_per_round": medians,
@@ -89,18 +93,23 @@ def case(name: str, batch: int, data: Federation, rounds: int, picks: int) -> di
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, CORES}), help="torch threads")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--picks", type=int, default=5, help="times auto chooses in each case")
     parser.add_argument("--date", default=time.strftime("%Y-%m-%d"))
     given = parser.parse_args()
     data, before = federation(), os.getloadavg()[0]
-    cases = [case(name, batch, data, given.rounds, given.picks) for name in MODELS for batch in BATCHES]
-    hardware = f"cpu-{len(os.sched_getaffinity(0))}-cores"
+    cases = [
+        case(threads, name, batch, data, given.rounds, given.picks)
+        for threads in given.threads
+        for name in MODELS
+        for batch in BATCHES
+    ]
+    hardware = f"cpu-{CORES}-cores"
     result = {
         "date": given.date,
         "hardware": hardware,
         "machine": platform.machine(),
-        "threads": torch.get_num_threads(),
         "versions": versions(),
         "work": {"clients": CLIENTS, "images": IMAGES, "rounds": given.rounds, "warm_up": WARM_UP},
         "load": [before, os.getloadavg()[0]],
@@ -111,12 +120,13 @@ def main() -> None:
     target = Path(__file__).parent / "results" / f"auto_{hardware}_{given.date}.json"
     target.parent.mkdir(exist_ok=True)
     target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print("| model | batch | sequential, s | vectorised, s | auto picked | score |\n|---|---|---|---|---|---|")
+    print("| threads | model | batch | sequential, s | vectorised, s | auto picked | score |\n" + "|---" * 7 + "|")
     for c in cases:
         sequential, vectorised = (c["seconds_per_round"][engine] for engine in ("sequential", "vectorised"))
         picks = ", ".join(f"{engine} {c['picked'].count(engine)}x" for engine in ENGINES if engine in c["picked"])
+        score = f"{c['worst_score']:.2f}"
         print(
-            f"| {c['model']} | {c['batch']} | {sequential:.3f} | {vectorised:.3f} | {picks} | {c['worst_score']:.2f} |"
+            f"| {c['threads']} | {c['model']} | {c['batch']} | {sequential:.3f} | {vectorised:.3f} | {picks} | {score} |"
         )
     print(target)
 

@@ -3,7 +3,9 @@
     python benchmarks/peers.py --python-flower PATH --python-pfl PATH
 
 The paths name interpreters that have `flwr[simulation]` and `pfl[pytorch]`; a peer without one is skipped. Every run is
-a process of its own. Runs are repeated in turn, so that a busy moment falls on all, and the median round counts.
+a process of its own and waits for a quiet machine first. Runs are repeated in turn, so that a busy moment falls on all,
+and the median round counts. Processes have one torch thread unless told otherwise: for a network this small a second
+one gains little, and where anything else runs on the cores torch's threads wait for each other a hundred times as long.
 """
 
 import argparse
@@ -23,10 +25,11 @@ from typing import Any
 
 HERE = Path(__file__).parent
 CORES = len(os.sched_getaffinity(0))
-SILENT = {
+PEERS = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # Ray would run its workers below everybody else
 }
 LIMIT = 600.0
 
@@ -49,27 +52,50 @@ class Contestant:
         return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.processes}"] if several else []
 
 
-def contestants() -> list[Contestant]:
-    """Every way a framework offers to use the cores: more threads, or more processes of one thread."""
-    threads = sorted({1, CORES})
-    alone = [Contestant(name, "", 1, n) for name in ("bare", "pfl") for n in threads]
-    hardy = [Contestant("hardy", engine, 1, n) for engine in ("sequential", "vectorised", "auto") for n in threads]
-    flower = [Contestant("flower", "", CORES // n, n) for n in threads]
-    return alone + hardy + flower + [Contestant("pfl", "", CORES, 1)] * (CORES > 1)
+def contestants(threads: int) -> list[Contestant]:
+    """Hardy's engines run in one process; pfl in one or on all cores; Flower always on all."""
+    several = CORES // threads
+    return [
+        Contestant("bare", "", 1, threads),
+        *(Contestant("hardy", engine, 1, threads) for engine in ("sequential", "vectorised", "auto")),
+        *(Contestant("pfl", "", processes, threads) for processes in sorted({1, several})),
+        Contestant("flower", "", several, threads),
+    ]
 
 
-def measure(contestant: Contestant, python: str) -> dict[str, Any]:
+def idle(seconds: float = 1.0) -> float:
+    """The share of the cores that nobody uses."""
+
+    def ticks() -> list[int]:
+        return [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+
+    before = ticks()
+    time.sleep(seconds)
+    spent = [after - earlier for after, earlier in zip(ticks(), before, strict=True)]
+    return sum(spent[3:5]) / sum(spent)
+
+
+def quiet(patience: float) -> float:
+    """Waits until the machine is nearly idle, but not for ever; returns how idle it is."""
+    until = time.monotonic() + patience
+    while (free := idle()) < 0.9 and time.monotonic() < until:
+        pass
+    return free
+
+
+def measure(contestant: Contestant, python: str, patience: float) -> dict[str, Any]:
     """One run in a fresh process, with every file it writes in a folder that goes away."""
     with tempfile.TemporaryDirectory(prefix="peers", ignore_cleanup_errors=True) as folder:
         out, log = Path(folder, "out.json"), Path(folder, "log")
         homes = dict.fromkeys(("HOME", "TMPDIR", "FLWR_HOME", "RAY_TMPDIR"), folder)
         threads = {"OMP_NUM_THREADS": str(contestant.threads), "MKL_NUM_THREADS": str(contestant.threads)}
         script = HERE / "peers" / f"{contestant.framework}_run.py"
-        load, began = os.getloadavg()[0], time.monotonic()
+        free = quiet(patience)
+        began = time.monotonic()
         with log.open("w") as stream:
             process = subprocess.Popen(
                 [python, *contestant.launcher, str(script), str(out), contestant.option],
-                env={**os.environ, **SILENT, **homes, **threads},
+                env={**os.environ, **PEERS, **homes, **threads},
                 cwd=folder,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -90,7 +116,7 @@ def measure(contestant: Contestant, python: str) -> dict[str, Any]:
         sys.exit(f"{contestant} did other work: {len(rounds)} rounds of {work.STEPS} steps, counted {found['steps']}.")
     timed = rounds[work.WARM_UP :]
     # engines that start lazily pay in their first round, so it belongs to the start
-    return {"rounds": timed, "start": laps[1] - began - statistics.median(timed), "load": load, **found}
+    return {"rounds": timed, "start": laps[1] - began - statistics.median(timed), "idle_before": free, **found}
 
 
 def sweep(folder: str) -> None:
@@ -116,7 +142,7 @@ def row(contestant: Contestant, runs: list[dict[str, Any]]) -> dict[str, Any]:
         "start_seconds": statistics.median(run["start"] for run in runs),
         "steps": [run["steps"] for run in runs],
         "loss": [run["loss"] for run in runs],
-        "load_before": [run["load"] for run in runs],
+        "idle_before": [run["idle_before"] for run in runs],
     }
 
 
@@ -129,7 +155,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python-flower", help="interpreter with flwr[simulation]")
     parser.add_argument("--python-pfl", help="interpreter with pfl[pytorch]")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1, help="torch threads a process")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for a quiet machine")
     parser.add_argument("--date", default=time.strftime("%Y-%m-%d"))
     given = parser.parse_args()
     python = {"bare": sys.executable, "hardy": sys.executable, "flower": given.python_flower, "pfl": given.python_pfl}
@@ -137,10 +165,10 @@ def main() -> None:
     for name in skipped:
         print(f"{name} skipped: no --python-{name}", file=sys.stderr)
 
-    runs: dict[Contestant, list[dict[str, Any]]] = {c: [] for c in contestants() if python[c.framework]}
+    runs: dict[Contestant, list[dict[str, Any]]] = {c: [] for c in contestants(given.threads) if python[c.framework]}
     for repeat in range(given.repeats):
         for contestant, found in runs.items():
-            found.append(measure(contestant, python[contestant.framework]))
+            found.append(measure(contestant, python[contestant.framework], given.patience))
             print(repeat, contestant, f"{statistics.median(found[-1]['rounds']):.3f} s a round", file=sys.stderr)
 
     rows = [row(contestant, found) for contestant, found in runs.items()]

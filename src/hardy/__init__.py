@@ -1,6 +1,6 @@
 """Federated learning that holds: against adversarial inputs, shifted devices, weak hardware and hostile clients."""
 
-from hardy import models, papers
+from hardy import models, papers, parts
 from hardy.client import Training
 from hardy.config import Experiment, read
 from hardy.data.sources import arrays
@@ -23,6 +23,7 @@ __all__ = [
     "load",
     "models",
     "papers",
+    "parts",
     "read",
     "resume",
 ]

@@ -37,6 +37,8 @@ class Training:
     epochs: int = 1
     steps: int | None = None
     """local steps a round instead of epochs"""
+    replays: int = 1
+    """times each batch is shown in a row (free adversarial training)"""
     remainder: Literal["keep", "drop", "wrap"] = "keep"
     """the examples left over by the last full batch: a smaller batch, left out, or filled up from the start"""
     schedule: Literal["constant", "cosine"] = "constant"
@@ -51,6 +53,7 @@ class Training:
             "weight_decay": (self.weight_decay >= 0, "0 or more"),
             "batch": (self.batch >= 1, "1 or more"),
             "epochs": (self.epochs >= 1, "1 or more"),
+            "replays": (self.replays >= 1, "1 or more"),
             "steps": (self.steps is None or self.steps >= 1, "1 or more, or absent"),
             "decay": (self.decay > 0, "above 0"),
         }
@@ -72,16 +75,19 @@ class Training:
                 drawn = rng.choice(rows, needed, replace=False)
             else:
                 drawn = np.concatenate([rng.permutation(rows) for _ in range(-(-needed // len(rows)))])[:needed]
-            return list(drawn.reshape(self.steps, size))
-        return [batch for _ in range(self.epochs) for batch in self._epoch(rng.permutation(rows), size)]
+            batches = list(drawn.reshape(self.steps, size))
+        else:
+            batches = [batch for _ in range(self.epochs) for batch in self._epoch(rng.permutation(rows), size)]
+        return [batch for batch in batches for _ in range(self.replays)]
 
     def examples(self, count: int) -> int:
         """Examples that pass through the network in one round of a client that holds `count`."""
         size = min(self.batch, count)
         if self.steps is not None:
-            return self.steps * size
+            return self.replays * self.steps * size
         left = count % size
-        return self.epochs * (count + {"drop": -left, "keep": -(left == 1), "wrap": -left % size}[self.remainder])
+        added = {"drop": -left, "keep": -(left == 1), "wrap": -left % size}[self.remainder]
+        return self.replays * self.epochs * (count + added)
 
     def _epoch(self, order: Rows, size: int) -> list[Rows]:
         full = len(order) // size * size

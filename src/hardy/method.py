@@ -46,6 +46,12 @@ class Method:
 
     def bind(self, model: Model, shape: Shape) -> "Plan":
         """The method on a network: who owns which tensor. Two claims on one tensor are refused."""
+        kept = self.norm.branches
+        if kept is not None and (missing := self.objective.branches - kept):
+            raise HardyError(
+                f"objective {_name(self.objective)!r} uses statistics of the branch {min(missing)!r}, but norm "
+                f"{_name(self.norm)!r} keeps only {', '.join(sorted(kept))}. Usual fix: norm dual, or branch clean."
+            )
         net = model(self.norm.layer)
         tag = tags(net)
         placement = {n: self.norm.placement(t) if t.role in _NORM_ROLES else self.weights for n, t in tag.items()}

@@ -95,7 +95,7 @@ class Server:
                 reported = _write(reported, admitted)
                 tally.add(admitted)
         shared, memory = method.aggregator.finish(folded, frame, state.memory)
-        reported = method.norm.exchange(reported, self.clients)
+        reported = method.norm.exchange(reported, self.plan.tags, self.clients)
         after = ServerState(round=state.round + 1, shared=shared, reported=reported, memory=memory)
         return after, {
             "cohort": len(cohort),

@@ -1,6 +1,6 @@
 """Norms: which layer normalises, who owns its affine and its statistics, and what the server does to them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -17,6 +17,11 @@ from hardy.tensors import Tensors
 class Norm:
     """The part that owns the tensors of the normalisation layers."""
 
+    @property
+    def branches(self) -> frozenset[str] | None:
+        """The branches of statistics a layer has; None: it keeps none, and any branch will do."""
+        return frozenset({"clean"})
+
     def layer(self, features: int) -> nn.Module:
         raise NotImplementedError
 
@@ -24,7 +29,7 @@ class Norm:
         """Where a tensor of a norm layer lives."""
         return Placement.SHARED
 
-    def exchange(self, reported: Tensors, clients: Sequence[Client]) -> Tensors:
+    def exchange(self, reported: Tensors, tags: Mapping[str, Tag], clients: Sequence[Client]) -> Tensors:
         """What the server does to reported statistics between rounds, [C, B, ...]."""
         return reported
 
@@ -43,7 +48,44 @@ class Batch(Norm):
 
 @part("norm")
 @dataclass(frozen=True, kw_only=True)
-class Group(Norm):
+class Dual(Norm):
+    """Two sets of statistics, for clean and for attacked images, behind one affine (Xie et al. 2020; DBN in FedRBN).
+
+    Each branch is owned as the norm given for it says; the affine as the clean one says.
+    """
+
+    clean: Norm = Batch()
+    adversarial: Norm = Batch()
+    momentum: float = 0.1
+
+    @property
+    def branches(self) -> frozenset[str]:
+        return frozenset({"clean", "adversarial"})
+
+    def layer(self, features: int) -> nn.Module:
+        return BatchNorm(features, branches=("clean", "adversarial"), momentum=self.momentum)
+
+    def placement(self, tag: Tag) -> Placement:
+        return (self.adversarial if tag.branch == "adversarial" else self.clean).placement(tag)
+
+    def exchange(self, reported: Tensors, tags: Mapping[str, Tag], clients: Sequence[Client]) -> Tensors:
+        for branch, norm in (("clean", self.clean), ("adversarial", self.adversarial)):
+            mine = {name: value for name, value in reported.items() if tags[name].branch == branch}
+            reported = {**reported, **norm.exchange(mine, tags, clients)}
+        return reported
+
+
+class _Plain(Norm):
+    """A norm without statistics."""
+
+    @property
+    def branches(self) -> None:
+        return None
+
+
+@part("norm")
+@dataclass(frozen=True, kw_only=True)
+class Group(_Plain):
     """GroupNorm: no statistics to disagree about."""
 
     groups: int = 2
@@ -55,7 +97,7 @@ class Group(Norm):
 
 @part("norm")
 @dataclass(frozen=True, kw_only=True)
-class Layer(Norm):
+class Layer(_Plain):
     """LayerNorm over all of a sample's features."""
 
     def layer(self, features: int) -> nn.Module:
@@ -64,12 +106,12 @@ class Layer(Norm):
 
 @part("norm")
 @dataclass(frozen=True, kw_only=True)
-class Absent(Norm):
+class Absent(_Plain):
     """No normalisation."""
 
     def layer(self, features: int) -> nn.Module:
         return nn.Identity()
 
 
-batch, group, layer, absent = Batch, Group, Layer, Absent
-__all__ = ["Norm", "absent", "batch", "group", "layer"]
+absent, batch, dual, group, layer = Absent, Batch, Dual, Group, Layer
+__all__ = ["Norm", "absent", "batch", "dual", "group", "layer"]

@@ -1,6 +1,6 @@
 """Objectives: what a client minimises in one step, and what it keeps for itself."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -44,6 +44,11 @@ class Objective:
     def passes(self) -> int:
         """Forward-and-backward passes one step makes over its batch, for the count of MACs."""
         return 1
+
+    @property
+    def branches(self) -> frozenset[str]:
+        """The branches of statistics its passes go through."""
+        return frozenset({"clean"})
 
     @property
     def ascends(self) -> bool:
@@ -95,8 +100,15 @@ class Wrapper(Objective):
         return self.inner.passes
 
     @property
+    def branches(self) -> frozenset[str]:
+        return self.inner.branches
+
+    @property
     def ascends(self) -> bool:
         return self.inner.ascends
+
+    def of(self, kind: str) -> "Objective":
+        return replace(self, inner=self.inner.of(kind))
 
     def shared(self, trained: Tensors) -> Tensors:
         return self.inner.shared(trained)
@@ -132,10 +144,34 @@ class CrossEntropy(Objective):
         return F.cross_entropy(logits, batch.y, label_smoothing=self.label_smoothing)
 
 
+@part("objective")
+@dataclass(frozen=True, kw_only=True)
+class MaskedCrossEntropy(Objective):
+    """Cross-entropy for clients that lack classes: logits of classes absent from the batch do not take part, so that
+    what the client never sees is not pushed down."""
+
+    as_published: bool = False
+    """HeteroFL and Split-Mix set those logits to 0, which leaves them e⁰ in the sum, instead of leaving them out"""
+
+    def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
+        logits = net(batch.x, statistics="batch", key=key)
+        present = (batch.y[:, None] == torch.arange(logits.shape[-1], device=logits.device)).any(0)
+        return F.cross_entropy(torch.where(present, logits, 0.0 if self.as_published else -1e9), batch.y)
+
+
 def squared_distance(a: Tensors, b: Tensors) -> Tensor:
     """The squared L2 distance over the names of `a`."""
     return torch.stack([(a[name] - b[name]).square().sum() for name in a]).sum()
 
 
-cross_entropy = CrossEntropy
-__all__ = ["Batch", "Objective", "Outcome", "Shape", "Wrapper", "cross_entropy", "squared_distance"]
+cross_entropy, masked_cross_entropy = CrossEntropy, MaskedCrossEntropy
+__all__ = [
+    "Batch",
+    "Objective",
+    "Outcome",
+    "Shape",
+    "Wrapper",
+    "cross_entropy",
+    "masked_cross_entropy",
+    "squared_distance",
+]

@@ -49,6 +49,11 @@ class Attack:
             if name in _POSITIVE and not (value > 0 and math.isfinite(value)):
                 raise HardyError(f"{name} of an attack is {value}; it must be above 0, and finite.")
 
+    @property
+    def passes(self) -> int:
+        """Forward-and-backward passes over the images it makes, for the count of MACs."""
+        return 1
+
     def perturb(self, forward: Forward, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
         """The changed images. They are constants to whoever differentiates around the attack."""
         raise NotImplementedError
@@ -111,6 +116,10 @@ class _Ascent(Attack):
     start: Start = "uniform"
     restarts: int = 1
     keep_best: bool = False
+
+    @property
+    def passes(self) -> int:
+        return self.steps * self.restarts
 
     def gain(self, forward: Forward, x: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
         """What is climbed: logits -> [N]."""
