@@ -122,12 +122,10 @@ def main() -> None:
     target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print("| threads | model | batch | sequential, s | vectorised, s | auto picked | score |\n" + "|---" * 7 + "|")
     for c in cases:
-        sequential, vectorised = (c["seconds_per_round"][engine] for engine in ("sequential", "vectorised"))
+        times = (f"{c['seconds_per_round'][engine]:.3f}" for engine in ("sequential", "vectorised"))
         picks = ", ".join(f"{engine} {c['picked'].count(engine)}x" for engine in ENGINES if engine in c["picked"])
-        score = f"{c['worst_score']:.2f}"
-        print(
-            f"| {c['threads']} | {c['model']} | {c['batch']} | {sequential:.3f} | {vectorised:.3f} | {picks} | {score} |"
-        )
+        cells = (c["threads"], c["model"], c["batch"], *times, picks, f"{c['worst_score']:.2f}")
+        print("|", " | ".join(map(str, cells)), "|")
     print(target)
 
 

@@ -6,9 +6,9 @@ from hardy.config import Experiment, read
 from hardy.data.sources import arrays
 from hardy.data.splits import federate
 from hardy.errors import HardyError
-from hardy.experiment import VERSION as __version__
-from hardy.experiment import Run, fit, load, resume
+from hardy.experiment import Run, evaluate, fit, load, resume
 from hardy.method import Method
+from hardy.state import VERSION as __version__
 
 __all__ = [
     "Experiment",
@@ -18,6 +18,7 @@ __all__ = [
     "Training",
     "__version__",
     "arrays",
+    "evaluate",
     "federate",
     "fit",
     "load",

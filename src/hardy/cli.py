@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import hardy
-from hardy import config, experiment
+from hardy import config, evaluation, experiment
 from hardy.data.sources import data_root, describe
 from hardy.engines import ENGINES, Resident, seconds_per_slot
 from hardy.errors import HardyError
@@ -19,7 +19,7 @@ from hardy.progress import clock
 from hardy.registry import PARTS
 from hardy.report.compare import compare, seeds_summary, write_comparison
 from hardy.report.tensorboard import write_tensorboard
-from hardy.robustness.evaluate import accuracies, summarise
+from hardy.robustness.threats import PRESETS
 from hardy.state import write_atomic
 
 
@@ -64,6 +64,12 @@ def _parser() -> argparse.ArgumentParser:
 
     evaluate = command("evaluate", _evaluate, "measure a finished run; writes evaluation.json")
     evaluate.add_argument("folder", type=Path)
+    evaluate.add_argument("--threats", default="", metavar="A,B", help="such as pgd-20,autoattack (see hardy parts)")
+    evaluate.add_argument("--attack-branch", default="clean", help="statistics the attacks climb on")
+    evaluate.add_argument("--predict-branch", default="clean", help="statistics attacked images are judged with")
+    evaluate.add_argument("--limit", type=int, metavar="N", help="only the first N test rows of each client")
+    evaluate.add_argument("--epsilons", type=_numbers, default=(), metavar="2,4,8", help="radii in 1/255, for a curve")
+    evaluate.add_argument("--no-checks", action="store_true", help="skip the red flags")
 
     side = command("compare", _compare, "put runs side by side, in a table and a plot")
     side.add_argument("folders", type=Path, nargs="+", metavar="DIR")
@@ -79,10 +85,15 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--device", help="auto, cpu or cuda")
     for sub in (run, resume, evaluate, bench):
         sub.add_argument("--data", type=Path, help="folder of real data sets (default: HARDY_DATA)")
-    for sub in (run, resume):
+    for sub in (run, resume, evaluate):
         sub.add_argument("--quiet", action="store_true", help="no progress bar")
+    for sub in (run, resume):
         sub.add_argument("--tensorboard", action="store_true", help="also write TensorBoard event files")
     return parser
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(word) for word in text.split(","))
 
 
 def _read(options: Any) -> config.Experiment:
@@ -136,7 +147,7 @@ def _finish(run: experiment.Run, options: Any) -> None:
     assert run.folder is not None
     if options.tensorboard:
         write_tensorboard(run.folder)
-    print(_table(run.summary()))
+    print(_table(run.summary()) + _threat_table(run.robust))
     print(f"\nreport: {run.folder / 'report.html'}")
 
 
@@ -165,15 +176,28 @@ def _table(summary: dict[str, Any]) -> str:
 
 def _evaluate(options: Any) -> None:
     run = experiment.load(options.folder, data_folder=options.data)
-    found = {
-        "round": run.state.round,
-        "standard_accuracy": summarise(accuracies(run.engine, run.state, "test"), run.engine.data.clients),
-        "robust_accuracy": {},
-        "versions": experiment.versions(),
-    }
-    write_atomic(options.folder / "evaluation.json", json.dumps(found, indent=2).encode())
-    print(_table({**run.summary(), **found}))
+    found = evaluation.evaluate(
+        run,
+        options.threats,
+        attack_branch=options.attack_branch,
+        predict_branch=options.predict_branch,
+        limit=options.limit,
+        epsilons=options.epsilons,
+        checks=not options.no_checks,
+        quiet=options.quiet,
+    )
+    print(_table({**run.summary(), "standard_accuracy": found["standard_accuracy"], "best": None}))
+    print(_threat_table(found["robust_accuracy"]))
+    for flag in found.get("flags", []):
+        print(f"\nRED FLAG {flag['name']} (client {flag['client']}): {flag['message']}\n  {flag['advice']}")
     print(f"\nwritten: {options.folder / 'evaluation.json'}")
+
+
+def _threat_table(threats: dict[str, Any]) -> str:
+    """Robust accuracy, a line a threat."""
+    width = max((len(name) for name in threats), default=0)
+    lines = [f"{n:<{width}}  {v['mean']:6.1%} mean  {v['worst_client']:6.1%} worst client" for n, v in threats.items()]
+    return "\n".join(["", "", *lines]) if lines else ""
 
 
 def _compare(options: Any) -> None:
@@ -187,6 +211,9 @@ def _parts(options: Any) -> None:
         for name, factory in sorted(parts.items()):
             words = (inspect.getdoc(factory) or "").partition("\n")[0]
             print(f"  {name:<20} {words}")
+    print("threat")
+    for name, words in PRESETS.items():
+        print(f"  {name:<20} {words}")
 
 
 def _data(options: Any) -> None:

@@ -35,6 +35,10 @@ class Training:
     weight_decay: float = 0.0
     batch: int = 32
     epochs: int = 1
+    epochs_decay: float = 1.0
+    """γ of FedDynAT: E_t = E₀ γ^(t/F) local epochs in round t, rounded, at least 1; 1 keeps them constant"""
+    epochs_every: int = 1
+    """F of FedDynAT: rounds in which the local epochs shrink by γ"""
     steps: int | None = None
     """local steps a round instead of epochs"""
     replays: int = 1
@@ -53,6 +57,8 @@ class Training:
             "weight_decay": (self.weight_decay >= 0, "0 or more"),
             "batch": (self.batch >= 1, "1 or more"),
             "epochs": (self.epochs >= 1, "1 or more"),
+            "epochs_decay": (0 < self.epochs_decay <= 1, "in (0, 1]"),
+            "epochs_every": (self.epochs_every >= 1, "1 or more"),
             "replays": (self.replays >= 1, "1 or more"),
             "steps": (self.steps is None or self.steps >= 1, "1 or more, or absent"),
             "decay": (self.decay > 0, "above 0"),
@@ -66,8 +72,12 @@ class Training:
         rate = self.rate * self.decay ** sum(round >= m for m in self.milestones)
         return rate * (1 + np.cos(np.pi * round / rounds)) / 2 if self.schedule == "cosine" else rate
 
-    def batches(self, rows: Rows, rng: np.random.Generator) -> list[Rows]:
-        """The rows of each local step of one round."""
+    def epochs_at(self, round: int) -> int:
+        """The local epochs of a round (counted from 0)."""
+        return max(1, int(self.epochs * self.epochs_decay ** (round / self.epochs_every) + 0.5))
+
+    def batches(self, rows: Rows, rng: np.random.Generator, round: int) -> list[Rows]:
+        """The rows of each local step of a round."""
         size = min(self.batch, len(rows))
         if self.steps is not None:
             needed = self.steps * size
@@ -77,17 +87,18 @@ class Training:
                 drawn = np.concatenate([rng.permutation(rows) for _ in range(-(-needed // len(rows)))])[:needed]
             batches = list(drawn.reshape(self.steps, size))
         else:
-            batches = [batch for _ in range(self.epochs) for batch in self._epoch(rng.permutation(rows), size)]
+            epochs = range(self.epochs_at(round))
+            batches = [batch for _ in epochs for batch in self._epoch(rng.permutation(rows), size)]
         return [batch for batch in batches for _ in range(self.replays)]
 
-    def examples(self, count: int) -> int:
-        """Examples that pass through the network in one round of a client that holds `count`."""
+    def examples(self, count: int, round: int = 0) -> int:
+        """Examples that pass through the network in a round of a client that holds `count`."""
         size = min(self.batch, count)
         if self.steps is not None:
             return self.replays * self.steps * size
         left = count % size
         added = {"drop": -left, "keep": -(left == 1), "wrap": -left % size}[self.remainder]
-        return self.replays * self.epochs * (count + added)
+        return self.replays * self.epochs_at(round) * (count + added)
 
     def _epoch(self, order: Rows, size: int) -> list[Rows]:
         full = len(order) // size * size

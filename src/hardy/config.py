@@ -19,6 +19,7 @@ from hardy.method import Method
 from hardy.parts.admission import Admission
 from hardy.registry import KINDS, PARTS, find
 from hardy.robustness.faults import Faults
+from hardy.robustness.threats import parse as parse_threat
 from hardy.server import Cohort
 
 Table = dict[str, Any]
@@ -52,10 +53,18 @@ class EvaluationChoice:
 
     every: int = 1
     """rounds between two evaluations; the last round is always evaluated"""
+    threats: tuple[str, ...] = ()
+    """attacks the finished run is measured under, such as ["pgd-20", "autoattack"]"""
+    attack_branch: str = "clean"
+    """statistics the attacks climb on"""
+    predict_branch: str = "clean"
+    """statistics attacked images are judged with"""
 
     def __post_init__(self) -> None:
         if self.every < 1:
             raise HardyError(f"evaluation.every is {self.every}; it must be 1 or more.")
+        for threat in self.threats:
+            parse_threat(threat)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,18 +1,17 @@
 """Runs: rounds, progress, figures, checkpoints, resuming."""
 
 import json
-import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 
-from hardy import config
+from hardy import config, evaluation
 from hardy.config import FROM_PYTHON, Experiment, construct, named
 from hardy.data.dataset import Dataset
 from hardy.data.sources import data_root
@@ -26,12 +25,12 @@ from hardy.progress import Progress
 from hardy.registry import find
 from hardy.report.html import write_report
 from hardy.report.pictures import image_grid_png
-from hardy.robustness.evaluate import accuracies, summarise
+from hardy.robustness.evaluate import Part, accuracies
+from hardy.robustness.threats import Threat
 from hardy.server import Server
-from hardy.state import Checkpoint, ServerState, disk, load_checkpoint, save_checkpoint, to, write_atomic
+from hardy.state import Checkpoint, ServerState, disk, load_checkpoint, save_checkpoint, to, versions, write_atomic
 from hardy.tensors import Tensors
 
-VERSION = "0.1.0"
 _LEAST_SECONDS = 1.0
 _CHECKPOINT_SHARE = 0.05
 
@@ -68,6 +67,8 @@ class Run:
     state: ServerState
     figures: Figures
     folder: Path | None = None
+    robust: dict[str, Any] = field(default_factory=dict)
+    """accuracy by threat, where the experiment asks for it"""
 
     def summary(self) -> dict[str, Any]:
         """What summary.json holds."""
@@ -81,7 +82,7 @@ class Run:
             "bytes_down": figures.bytes_down,
             "macs": figures.macs,
             "standard_accuracy": figures.latest,
-            "robust_accuracy": {},
+            "robust_accuracy": self.robust,
             "best": figures.best,
             "parameters": parameters(plan.model),
             "engine": self.engine.name,
@@ -90,15 +91,6 @@ class Run:
             "lost": figures.lost,
             "versions": versions(),
         }
-
-
-def versions() -> dict[str, str]:
-    return {
-        "hardy": VERSION,
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }
 
 
 def fit(
@@ -159,6 +151,17 @@ def load(
 ) -> Run:
     """A run as its last good checkpoint left it."""
     return _reopen(Path(folder), method, model, data, data_folder, None)
+
+
+def evaluate(
+    run: Run | Path | str,
+    threats: str | Sequence[str | Threat] = (),
+    *,
+    data_folder: Path | str | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Measures a run, or the run in a folder, as `hardy.evaluation.evaluate` says."""
+    return evaluation.evaluate(run if isinstance(run, Run) else load(run, data_folder=data_folder), threats, **options)
 
 
 def prepare(
@@ -322,6 +325,11 @@ def _rounds(run: Run, *, quiet: bool) -> Run:
         write_atomic(folder / "summary.json", json.dumps(run.summary(), indent=2).encode())
         with disk("report.html"):
             write_report(folder)
+    if experiment.evaluation.threats:
+        choice = experiment.evaluation
+        run.robust = evaluation.evaluate(
+            run, choice.threats, attack_branch=choice.attack_branch, predict_branch=choice.predict_branch, quiet=quiet
+        )["robust_accuracy"]
     return run
 
 
@@ -330,15 +338,12 @@ def _evaluate(run: Run, line: dict[str, Any]) -> None:
     experiment, done = run.experiment, run.state.round
     if done % experiment.evaluation.every and done != experiment.rounds:
         return
-    found = {
-        part: summarise(accuracies(run.engine, run.state, part), run.engine.data.clients)
-        for part in ("validation", "test")
-    }
-    line["validation_accuracy"], line["standard_accuracy"] = found["validation"], found["test"]
-    run.figures.latest = found["test"]
-    score, best = found["validation"]["mean"], run.figures.best
+    validation, test = (accuracies(run.engine, run.state, part) for part in get_args(Part))
+    line["validation_accuracy"], line["standard_accuracy"] = validation, test
+    run.figures.latest = test
+    score, best = validation["mean"], run.figures.best
     if score is not None and (best is None or score > best["validation_accuracy"]):
-        run.figures.best = {"round": done, "validation_accuracy": score, "standard_accuracy": found["test"]}
+        run.figures.best = {"round": done, "validation_accuracy": score, "standard_accuracy": test}
         if run.folder is not None:
             # to be served, not to be trained on: the networks without the objective's own tensors
             networks = {n: t for n, t in run.engine.store.items() if n in run.engine.plan.model_names}

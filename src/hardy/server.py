@@ -72,20 +72,24 @@ class Server:
         bases = self.plan.method.budget.bases
         shared = self.plan.first(Placement.SHARED, bases)
         reported = self.plan.first(Placement.REPORTED, len(self.clients), bases)
-        return ServerState(round=0, shared=shared, reported=reported, memory=self.plan.method.aggregator.memory(shared))
+        memory = self.plan.method.aggregator.memory(self._frame(shared))
+        return ServerState(round=0, shared=shared, reported=reported, memory=memory)
+
+    def _frame(self, shared: Tensors) -> Frame:
+        method = self.plan.method
+        clients = 1 if method.pooled else len(self.clients)
+        return Frame(shared=shared, roles=self.plan.roles, bases=method.budget.bases, clients=clients)
 
     def round(self, state: ServerState, engine: Trains, rate: float) -> tuple[ServerState, dict[str, Any]]:
         """Cohort, slots, training, admission, aggregation, exchange. Returns the next state and the round's figures."""
-        method = self.plan.method
-        population = 1 if method.pooled else len(self.clients)
-        cohort = self.cohort.sample(self.seed, state.round, population)
+        method, frame = self.plan.method, self._frame(state.shared)
+        cohort = self.cohort.sample(self.seed, state.round, frame.clients)
         lost = self.faults.strike(self.seed, state.round, cohort)
         absent = {client for client, fate in lost.items() if fate != "late"}
         rng = random.stream(self.seed, state.round, "budget")
         slots = [slot for slot in method.budget.assign(state.round, cohort, rng) if slot.client not in absent]
         work = Work(round=state.round, rate=rate, slots=slots, shared=state.shared, reported=state.reported)
 
-        frame = Frame(shared=state.shared, roles=self.plan.roles, bases=method.budget.bases, clients=population)
         folded, reported, tally = None, state.reported, _Tally()
         for updates in filter(lambda u: u.slots, (on_time(u, lost) for u in engine.train(work))):
             admitted, refused = self.admission.admit(updates, work)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -17,7 +19,13 @@ from safetensors.torch import load, save
 from hardy.errors import HardyError
 from hardy.tensors import Tensors, apply
 
+VERSION = "0.1.0"
 _FORMAT = 1
+
+
+def versions() -> dict[str, str]:
+    """What a figure was made with."""
+    return {"hardy": VERSION, "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ def repeat(tensors: Tensors, *counts: int) -> Tensors:
     return apply(lambda t: t.expand(*counts, *t.shape).clone(), tensors)
 
 
-def gather(tensors: Tensors, *index: Tensor | int) -> Tensors:
+def gather(tensors: Tensors, *index: Tensor | int | slice) -> Tensors:
     """Rows along the leading axes."""
     return apply(lambda t: t[index], tensors)
 

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 import hardy  # noqa: F401  (fills the registry)
 from hardy.messages import Slot, Updates
 from hardy.partition import Role
-from hardy.parts.aggregation import Frame, by_role, mean
+from hardy.parts.aggregation import Frame, by_role, chain, mean
 from hardy.registry import PARTS
 
 ROLES = {"w": Role.WEIGHT, "mean": Role.NORM_MEAN, "count": Role.COUNTER}
 RULES = {name: factory() for name, factory in PARTS["aggregator"].items() if name != "control_mean"}
+RULES |= {f"chain({name})": chain(stages=(stage(),)) for name, stage in PARTS["stage"].items()}
 
 
 def updates(slots: int, bases: int = 1, seed: int = 0, spread: float = 1.0) -> Updates:
@@ -51,7 +52,7 @@ def aggregate(rule, parts, bases=1):
     given_frame = dataclasses.replace(given_frame, shared={n: given_frame.shared[n] for n in names})
     for part in parts:
         folded = rule.fold(folded, part.only(names), given_frame)
-    return rule.finish(folded, given_frame, rule.memory(given_frame.shared))[0]
+    return rule.finish(folded, given_frame, rule.memory(given_frame))[0]
 
 
 @pytest.fixture(params=sorted(RULES))

@@ -68,11 +68,12 @@ class Engine:
 
     def batches(self, round: int, client: int) -> list[Rows]:
         """The rows of a client's local steps; the same for every base it trains."""
-        return self.training.batches(self.train_rows[client], random.stream(self.seed, round, client, "batches"))
+        rng = random.stream(self.seed, round, client, "batches")
+        return self.training.batches(self.train_rows[client], rng, round)
 
-    def loss_window(self, steps: int) -> int:
+    def loss_window(self, round: int, steps: int) -> int:
         """How many of the last steps make up the last epoch, over which the loss is reported."""
-        return steps if self.training.steps is not None else max(1, steps // self.training.epochs)
+        return steps if self.training.steps is not None else max(1, steps // self.training.epochs_at(round))
 
     def keep(self, slots: Sequence[Slot], private: Tensors) -> None:
         """Stores what clients keep, [S, ...]. One that ruined its tensors keeps its old ones, as a restart would."""

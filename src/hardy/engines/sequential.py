@@ -42,7 +42,7 @@ class Sequential(Engine):
                 reported=tensors.stack([reply.reported]),
                 weights=self.samples([slot]),
                 steps=steps[None],
-                loss=torch.stack(losses[-self.loss_window(len(batches)) :]).mean()[None],
+                loss=torch.stack(losses[-self.loss_window(work.round, len(batches)) :]).mean()[None],
             )
 
     def map(self, function: Callable[..., Any], common: Tensors, *rows: Any) -> Any:

@@ -74,7 +74,7 @@ class Vectorised(Engine):
         lane.load(received, first, rate)
         steps = [len(rows) for rows in batches]
         counts = tensors.send(steps, self.device)
-        window = tensors.send([self.loss_window(n) for n in steps], self.device)
+        window = tensors.send([self.loss_window(work.round, n) for n in steps], self.device)
         lane_keys = tensors.send(keys(self.seed, work.round, slots, max(steps)), self.device)
         losses = torch.zeros(max(steps), len(slots), dtype=self.dtype, device=self.device)
         for t, members, rows in self._schedule(batches):

@@ -37,6 +37,10 @@ class NormalisedMean(Aggregator):
         if not 0 <= self.momentum < 1:
             raise HardyError(f"normalised_mean momentum (ρ) is {self.momentum}; it must be in [0, 1).")
 
+    @property
+    def weighted(self) -> bool:
+        return True
+
     def length(self, steps: Tensor) -> Tensor:
         """‖a_i‖₁"""
         rho = self.momentum
@@ -63,7 +67,8 @@ class NormalisedMean(Aggregator):
         if folded is None:
             return frame.shared, memory
         (total, lengths), change = folded
-        scale = lengths / total.clamp_min(1e-30) ** 2  # τ_eff / Σ p_i, both sums still to be normalised
+        total = total.clamp_min(1e-30)  # its square would be 0 in float32
+        scale = lengths / total / total  # τ_eff / Σ p_i, both sums still to be normalised
         return {n: frame.shared[n] + d * tensors.over(scale.to(d.dtype), d) for n, d in change.items()}, memory
 
 

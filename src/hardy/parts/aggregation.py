@@ -1,7 +1,8 @@
 """Aggregators: how the server turns updates into the next shared tensors.
 
 An aggregator folds updates as they arrive, lane by lane. A linear rule keeps a running sum, so its memory does not
-grow with the number of clients; any other rule collects and is applied once at the end, base by base.
+grow with the number of clients; any other rule collects and is applied once at the end, base by base. `chain` puts
+stages, which decide how much each update counts, before a rule that heeds it.
 """
 
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hardy import tensors
+from hardy.errors import HardyError
 from hardy.messages import Updates
 from hardy.partition import Role
 from hardy.registry import kind, part
@@ -40,7 +42,12 @@ class Aggregator:
         """Roles this aggregator has a rule of its own for: they must be shared."""
         return frozenset()
 
-    def memory(self, shared: Tensors) -> Tensors:
+    @property
+    def weighted(self) -> bool:
+        """Whether the rule has a weighted form: the weights of the updates are how much each one counts."""
+        return False
+
+    def memory(self, frame: Frame) -> Tensors:
         """What the aggregator remembers between rounds, with its first values."""
         return {}
 
@@ -80,6 +87,10 @@ class Mean(Aggregator):
     """The weighted mean of FedAvg, normalised once within each base. Counters take the largest value."""
 
     weigh: Literal["samples", "uniform"] = "samples"
+
+    @property
+    def weighted(self) -> bool:
+        return self.weigh == "samples"
 
     def fold(self, folded: _Sum | None, updates: Updates, frame: Frame) -> _Sum:
         weights = updates.weights if self.weigh == "samples" else torch.ones_like(updates.weights)
@@ -135,15 +146,21 @@ class ByRole(Aggregator):
     def claims(self) -> frozenset[Role]:
         return frozenset(Role(role) for role in self._rules())
 
+    @property
+    def weighted(self) -> bool:
+        return all(rule.weighted for rule in (self.default, *self._rules().values()))
+
     def _groups(self, frame: Frame) -> list[tuple[str, Aggregator, list[str]]]:
         """(prefix of its memory, rule, names it writes)"""
         rules = self._rules()
         groups = [(role, rule, [n for n in frame.shared if frame.roles[n] == role]) for role, rule in rules.items()]
         return [*groups, ("default", self.default, [n for n in frame.shared if frame.roles[n] not in rules])]
 
-    def memory(self, shared: Tensors) -> Tensors:
-        rules = [*self._rules().items(), ("default", self.default)]
-        return {f"{role}.{name}": value for role, rule in rules for name, value in rule.memory(shared).items()}
+    def memory(self, frame: Frame) -> Tensors:
+        kept: Tensors = {}
+        for role, rule, names in self._groups(frame):
+            kept |= _under(role, rule.memory(_narrow(frame, names)))
+        return kept
 
     def fold(self, folded: dict[str, Any] | None, updates: Updates, frame: Frame) -> dict[str, Any]:
         folded = folded or {}
@@ -157,10 +174,9 @@ class ByRole(Aggregator):
         shared, kept = dict(frame.shared), dict(memory)
         for role, rule, names in self._groups(frame):
             if folded and role in folded:
-                own = {n.removeprefix(f"{role}."): t for n, t in memory.items() if n.startswith(f"{role}.")}
-                written, left = rule.finish(folded[role], _narrow(frame, names), own)
+                written, left = rule.finish(folded[role], _narrow(frame, names), _inside(role, memory))
                 shared |= written
-                kept |= {f"{role}.{name}": value for name, value in left.items()}
+                kept |= _under(role, left)
         return shared, kept
 
 
@@ -168,5 +184,72 @@ def _narrow(frame: Frame, names: list[str]) -> Frame:
     return replace(frame, shared=tensors.select(frame.shared, names))
 
 
-by_role, mean = ByRole, Mean
-__all__ = ["Aggregator", "Frame", "by_role", "mean"]
+def _under(name: str, memory: Tensors) -> Tensors:
+    return {f"{name}.{key}": value for key, value in memory.items()}
+
+
+def _inside(name: str, memory: Tensors) -> Tensors:
+    """What was put `_under` a name."""
+    return {key.removeprefix(f"{name}."): value for key, value in memory.items() if key.startswith(f"{name}.")}
+
+
+@kind("stage")
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """The part that decides, before a rule combines the updates of a base, how much each of them counts."""
+
+    def memory(self, frame: Frame) -> Tensors:
+        """What it remembers of each base between rounds, with its first values."""
+        return {}
+
+    def apply(self, updates: Updates, frame: Frame, memory: Tensors) -> tuple[Updates, Tensors]:
+        """The updates of one base with other weights, on any scale, and what it remembers of that base from now on."""
+        raise NotImplementedError
+
+
+@part("aggregator")
+@dataclass(frozen=True, kw_only=True)
+class Chain(Aggregator):
+    """Stages, one after another on the updates of each base, and the rule that combines what they leave."""
+
+    stages: tuple[Stage, ...] = ()
+    rule: Aggregator = Mean()
+
+    def __post_init__(self) -> None:
+        if self.stages and not self.rule.weighted:
+            raise HardyError(
+                f"chain: {type(self.stages[-1]).__name__!r} weighs the updates, but the rule {self.rule} has no weighted "
+                "form and would ignore it. Usual fix: a rule that has one (mean, normalised_mean), or no stages."
+            )
+
+    @property
+    def claims(self) -> frozenset[Role]:
+        return self.rule.claims
+
+    @property
+    def weighted(self) -> bool:
+        return self.rule.weighted
+
+    def memory(self, frame: Frame) -> Tensors:
+        kept = _under("rule", self.rule.memory(frame))
+        for number, stage in enumerate(self.stages):
+            kept |= _under(str(number), tensors.repeat(stage.memory(frame), frame.bases))
+        return kept
+
+    def finish(self, folded: Any, frame: Frame, memory: Tensors) -> tuple[Tensors, Tensors]:
+        if not folded:
+            return frame.shared, memory
+        updates, kept, weighed = Updates.join(folded), dict(memory), None
+        for base in sorted({slot.base for slot in updates.slots}):
+            left = updates.where(updates.bases == base)
+            for number, stage in enumerate(self.stages):
+                own = _inside(str(number), kept)
+                left, new = stage.apply(left, frame, tensors.gather(own, base))
+                kept |= _under(str(number), tensors.scatter(own, new, base))
+            weighed = self.rule.fold(weighed, left, frame)
+        shared, own = self.rule.finish(weighed, frame, _inside("rule", memory))
+        return shared, kept | _under("rule", own)
+
+
+by_role, chain, mean = ByRole, Chain, Mean
+__all__ = ["Aggregator", "Frame", "Stage", "by_role", "chain", "mean"]

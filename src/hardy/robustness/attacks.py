@@ -54,6 +54,15 @@ class Attack:
         """Forward-and-backward passes over the images it makes, for the count of MACs."""
         return 1
 
+    @property
+    def joint(self) -> bool:
+        """Whether one change is found for all images together, so that none may be left out or added."""
+        return False
+
+    def stages(self) -> "list[tuple[str, Attack]]":
+        """The attacks it is made of, in order. A point that fell to one needs none of those after it."""
+        return [("", self)]
+
     def perturb(self, forward: Forward, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
         """The changed images. They are constants to whoever differentiates around the attack."""
         raise NotImplementedError
@@ -381,6 +390,10 @@ class Affine(Attack):
     step: float = 0.05
     form: Literal["full", "channel", "diagonal"] = "full"
     clip: bool = False
+
+    @property
+    def joint(self) -> bool:
+        return True
 
     @torch.no_grad()
     def perturb(self, forward: Forward, x: Tensor, y: Tensor, key: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from hardy import random
 from hardy.errors import HardyError
 from hardy.registry import part
-from hardy.robustness.attacks import Attack, Forward, square
+from hardy.robustness.attacks import Attack, Forward, margin, square
 from hardy.robustness.geometry import Ball, length, project, random_start, steepest
 
 _MOMENTUM = 0.75
@@ -33,24 +33,18 @@ def _of(logits: Tensor, label: Tensor) -> Tensor:
     return logits.gather(1, label[:, None])[:, 0]
 
 
-def _others(logits: Tensor, y: Tensor) -> Tensor:
-    """The logits, with that of the true class out of the running."""
-    return logits.masked_fill(F.one_hot(y, logits.shape[1]).bool(), -torch.inf)
-
-
 def _likeliest_wrong(logits: Tensor, y: Tensor, count: int) -> tuple[Tensor, ...]:
-    """The `count` most likely wrong classes (or all, if there are fewer), one [N] tensor each."""
-    return _others(logits, y).topk(min(count, logits.shape[1] - 1)).indices.unbind(1)
+    """The `count` most likely wrong classes (all, if there are fewer), one [N] tensor each."""
+    wrong = logits.scatter(1, y[:, None], -torch.inf)
+    return wrong.topk(min(count, logits.shape[1] - 1)).indices.unbind(1)
 
 
 def dlr(logits: Tensor, y: Tensor, target: Tensor | None = None) -> Tensor:
-    """The difference of logits ratio of each image, which scaling the logits cannot hide; above 0 the image fell."""
-    ordered = logits.sort(descending=True).values
+    """The difference of logits ratio of each image, which scaling the logits cannot hide; above 0 the net errs."""
+    first, _, third, *rest = logits.sort(descending=True).values.unbind(1)
     if target is None:
-        other, scale = _others(logits, y).amax(1), ordered[:, 0] - ordered[:, 2]
-    else:
-        other, scale = _of(logits, target), ordered[:, 0] - (ordered[:, 2] + ordered[:, 3]) / 2
-    return (other - _of(logits, y)) / (scale + 1e-12)
+        return margin(logits, y) / (first - third + 1e-12)
+    return (_of(logits, target) - _of(logits, y)) / (first - (third + rest[0]) / 2 + 1e-12)
 
 
 def checkpoints(steps: int) -> list[int]:
@@ -82,7 +76,7 @@ class _Point(NamedTuple):
 
 @part("attack")
 @dataclass(frozen=True, kw_only=True)
-class Apgd(Attack):
+class APGD(Attack):
     """Auto-PGD: momentum, and a step that is halved, image by image, when it no longer pays."""
 
     epsilon: float = 8 / 255
@@ -97,6 +91,9 @@ class Apgd(Attack):
     """ρ, the share of steps that must raise the loss to keep their size"""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.targeted < 0:
+            raise HardyError(f"targeted is {self.targeted}; it must be 0 (no target) or more.")
         if self.targeted and self.loss != "dlr":
             raise HardyError(f"targeted is {self.targeted} with loss {self.loss!r}; set loss='dlr' or targeted=0.")
 
@@ -184,7 +181,7 @@ def to_plane(x: Tensor, normal: Tensor, offset: Tensor, ball: Ball) -> Tensor:
 
 @part("attack")
 @dataclass(frozen=True, kw_only=True)
-class Fab(Attack):
+class FAB(Attack):
     """Targeted Fast Adaptive Boundary: looks for the nearest misclassified point, which counts if it is in the ball."""
 
     epsilon: float = 8 / 255
@@ -198,6 +195,11 @@ class Fab(Attack):
     """η, how far to step, in distances to the boundary"""
     beta: float = 0.9
     """β, how much of the way from the image is kept once a point is misclassified"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.targets < 1:
+            raise HardyError(f"targets is {self.targets}; it must be 1 or more.")
 
     @torch.no_grad()
     def perturb(self, forward: Forward, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
@@ -250,11 +252,11 @@ class AutoAttack(Attack):
 
     def stages(self) -> list[tuple[str, Attack]]:
         """The attacks in order. A point that fell to one needs none of those after it."""
-        plain = Apgd(epsilon=self.epsilon, ball=self.ball, steps=self.steps)
+        plain = APGD(epsilon=self.epsilon, ball=self.ball, steps=self.steps)
         return [
             ("apgd_ce", plain),
             ("apgd_t", replace(plain, loss="dlr", targeted=self.targets)),
-            ("fab_t", Fab(epsilon=self.epsilon, ball=self.ball, steps=self.steps, targets=self.targets)),
+            ("fab_t", FAB(epsilon=self.epsilon, ball=self.ball, steps=self.steps, targets=self.targets)),
             ("square", square(epsilon=self.epsilon, ball=self.ball, queries=self.queries)),
         ]
 
@@ -268,7 +270,7 @@ class AutoAttack(Attack):
         return found
 
 
-apgd = Apgd
-fab = Fab
+apgd = APGD
+fab = FAB
 auto_attack = AutoAttack
 __all__ = ["apgd", "auto_attack", "checkpoints", "dlr", "fab", "to_plane"]

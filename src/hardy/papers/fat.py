@@ -1,0 +1,61 @@
+"""Federated adversarial training: classic methods whose clients attack their own batches. The baselines of robust FL.
+
+Zizzo et al., FAT: Federated Adversarial Training, arXiv 2020 (FATAvg).
+Hong et al., Federated Robustness Propagation, AAAI 2023, §5 (FATProx, FATBN, FATAvg+DBN, FATMeta).
+Zhu et al., Combating Exacerbated Heterogeneity for Robust Models in Federated Learning, ICLR 2023 (FAT on Scaffold).
+
+q share of the attacked images in the loss · x̃ the attacked x
+1. The server sends w, as the method underneath does.
+2. A client attacks each batch with its own weights and steps on (1 − q) CE(x) + q CE(x̃), with the method's own terms.
+3. The server aggregates as the method underneath does.
+"""
+
+from hardy.method import Method
+from hardy.papers.fedavg import fedavg, fedprox
+from hardy.papers.fedbn import fedbn
+from hardy.papers.per_fedavg import per_fedavg
+from hardy.papers.scaffold import scaffold
+from hardy.parts.adversarial import adversarial
+from hardy.parts.norm import dual
+from hardy.registry import part
+from hardy.robustness.attacks import Attack, pgd
+
+
+@part("method")
+def fatavg(*, attack: Attack = pgd(), mix: float = 0.5) -> Method:
+    """FedAvg of adversarially trained clients; mix is q."""
+    return fedavg(objective=adversarial(attack=attack, mix=mix)).replace(name="fatavg")
+
+
+@part("method")
+def fatprox(*, strength: float = 0.01, attack: Attack = pgd(), mix: float = 0.5) -> Method:
+    """FedProx of adversarially trained clients; strength is μ."""
+    return fedprox(strength=strength, objective=adversarial(attack=attack, mix=mix)).replace(name="fatprox")
+
+
+@part("method")
+def fatbn(*, attack: Attack = pgd(), mix: float = 0.5) -> Method:
+    """FedBN of adversarially trained clients: clean and attacked images share a client's BatchNorm."""
+    return fedbn(objective=adversarial(attack=attack, mix=mix)).replace(name="fatbn")
+
+
+@part("method")
+def fatscaffold(*, attack: Attack = pgd(), mix: float = 0.5) -> Method:
+    """SCAFFOLD of adversarially trained clients."""
+    return scaffold(objective=adversarial(attack=attack, mix=mix)).replace(name="fatscaffold")
+
+
+@part("method")
+def fatmeta(*, rate: float = 0.02, attack: Attack = pgd(), mix: float = 0.5) -> Method:
+    """First-order Per-FedAvg of adversarially trained clients; rate is α of the virtual step."""
+    return per_fedavg(rate=rate, objective=adversarial(attack=attack, mix=mix)).replace(name="fatmeta")
+
+
+@part("method")
+def fatavg_dbn(*, attack: Attack = pgd(), mix: float = 0.5) -> Method:
+    """FATAvg with a dual BatchNorm: attacked images have statistics of their own, averaged like the clean ones."""
+    objective = adversarial(attack=attack, mix=mix, branch="adversarial")
+    return fedavg(norm=dual(), objective=objective).replace(name="fatavg_dbn")
+
+
+__all__ = ["fatavg", "fatavg_dbn", "fatbn", "fatmeta", "fatprox", "fatscaffold"]

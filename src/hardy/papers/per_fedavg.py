@@ -1,0 +1,74 @@
+"""Per-FedAvg: a common model from which one step of its own takes every client far.
+
+Fallah et al., Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach,
+NeurIPS 2020, Algorithm 1, first-order variant (FO).
+
+w server weights · α rate of the virtual step · β rate of the real one (training.rate) · D, D′ independent batches
+1. The server sends w to a cohort.
+2. A client steps virtually on D: w̃ = w − α ∇f(w, D).
+3. It steps on D′ at that point: w ← w − β ∇f(w̃, D′); the factor I − α∇²f is left out.
+4. The server takes the mean of the clients' weights.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from hardy import random
+from hardy.errors import HardyError
+from hardy.method import Method
+from hardy.models.net import Net
+from hardy.parts.norm import Norm, batch
+from hardy.parts.objective import Batch, Objective, Wrapper, cross_entropy
+from hardy.registry import part
+from hardy.tensors import Tensors
+
+
+@part("objective")
+@dataclass(frozen=True, kw_only=True)
+class Meta(Wrapper):
+    """The inner loss of the second half of a batch, after a virtual step on the first half. The penalties of the
+    inner objective stay where the weights are. Both halves move the statistics."""
+
+    inner: Objective = cross_entropy()
+    rate: float = 0.02
+    """α"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rate < float("inf"):
+            raise HardyError(f"meta rate (α) is {self.rate}; it must be 0 or more, and finite.")
+
+    def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
+        first, second = halves(batch)
+
+        def virtual(trained: Tensors) -> tuple[Tensor, Tensors]:
+            here = Net(net.model, trained, net.kept)
+            return self.inner.loss(here, private, first, random.fold(key, "virtual")), here.kept
+
+        with torch.no_grad():  # first order: to the real step the virtual one is a constant
+            gradient, kept = grad(virtual, has_aux=True)(net.trained)
+        there = Net(net.model, {n: w - self.rate * gradient[n] for n, w in net.trained.items()}, kept)
+        loss = self.inner.loss(there, private, second, key)
+        net.kept = there.kept
+        return loss
+
+
+def halves(batch: Batch) -> tuple[Batch, Batch]:
+    """D and D′. In a batch of three or less they overlap, since one example alone has no batch statistics."""
+    size = len(batch.x)
+    end, start = max(size // 2, 2), min(size // 2, max(size - 2, 0))
+    return Batch(batch.x[:end], batch.y[:end]), Batch(batch.x[start:], batch.y[start:])
+
+
+meta = Meta
+
+
+@part("method")
+def per_fedavg(*, rate: float = 0.02, norm: Norm = batch(), objective: Objective = cross_entropy()) -> Method:
+    """FedAvg of clients that look one step of rate α ahead."""
+    return Method(name="per_fedavg", norm=norm, objective=meta(inner=objective, rate=rate))
+
+
+__all__ = ["meta", "per_fedavg"]
