@@ -3,9 +3,11 @@
     python benchmarks/peers.py --python-flower PATH --python-pfl PATH
 
 The paths name interpreters that have `flwr[simulation]` and `pfl[pytorch]`; a peer without one is skipped. Every run is
-a process of its own and waits for a quiet machine first. Runs are repeated in turn, so that a busy moment falls on all,
-and the median round counts. Processes have one torch thread unless told otherwise: for a network this small a second
-one gains little, and where anything else runs on the cores torch's threads wait for each other a hundred times as long.
+a process of its own and waits for free cores first. Runs are repeated in turn. Given are the median round of a
+framework's quietest run, since other work on the machine can only add to it, and that of all its runs.
+
+Processes have one torch thread unless told otherwise: for a network this small a second one gains little, and where
+anything else runs on the cores torch's threads wait for each other a hundred times as long.
 """
 
 import argparse
@@ -75,10 +77,10 @@ def idle(seconds: float = 1.0) -> float:
     return sum(spent[3:5]) / sum(spent)
 
 
-def quiet(patience: float) -> float:
-    """Waits until the machine is nearly idle, but not for ever; returns how idle it is."""
+def free_cores(wanted: int, patience: float) -> float:
+    """Waits until so many cores are nearly idle, but not for ever; returns how many are."""
     until = time.monotonic() + patience
-    while (free := idle()) < 0.9 and time.monotonic() < until:
+    while (free := CORES * idle()) < 0.9 * wanted and time.monotonic() < until:
         pass
     return free
 
@@ -90,7 +92,7 @@ def measure(contestant: Contestant, python: str, patience: float) -> dict[str, A
         homes = dict.fromkeys(("HOME", "TMPDIR", "FLWR_HOME", "RAY_TMPDIR"), folder)
         threads = {"OMP_NUM_THREADS": str(contestant.threads), "MKL_NUM_THREADS": str(contestant.threads)}
         script = HERE / "peers" / f"{contestant.framework}_run.py"
-        free = quiet(patience)
+        free = free_cores(contestant.processes * contestant.threads, patience)
         began = time.monotonic()
         with log.open("w") as stream:
             process = subprocess.Popen(
@@ -116,33 +118,31 @@ def measure(contestant: Contestant, python: str, patience: float) -> dict[str, A
         sys.exit(f"{contestant} did other work: {len(rounds)} rounds of {work.STEPS} steps, counted {found['steps']}.")
     timed = rounds[work.WARM_UP :]
     # engines that start lazily pay in their first round, so it belongs to the start
-    return {"rounds": timed, "start": laps[1] - began - statistics.median(timed), "idle_before": free, **found}
+    return {"rounds": timed, "start": laps[1] - began - statistics.median(timed), "free_cores": free, **found}
 
 
 def sweep(folder: str) -> None:
-    """Ends what a run left behind: the processes that carry its folder in their environment."""
+    """Ends what a run left behind: the processes that work in its folder."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            if folder.encode() in (entry / "environ").read_bytes():
+            if (entry / "cwd").readlink().is_relative_to(folder):
                 os.kill(int(entry.name), signal.SIGKILL)
         except OSError:
             pass  # gone, or not ours
 
 
 def row(contestant: Contestant, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    rounds = sorted(seconds for run in runs for seconds in run["rounds"])
-    low, median, high = statistics.quantiles(rounds, n=4)
+    medians = [statistics.median(run["rounds"]) for run in runs]
     return {
         **asdict(contestant),
         **({"chosen": [run["engine"] for run in runs]} if contestant.option == "auto" else {}),
-        "seconds_per_round": median,
-        "quartiles": [low, high],
-        "fastest": rounds[0],
-        "median_of_each_run": [statistics.median(run["rounds"]) for run in runs],
-        "start_seconds": statistics.median(run["start"] for run in runs),
+        "seconds_per_round": min(medians),
+        "seconds_per_round_all_runs": statistics.median(seconds for run in runs for seconds in run["rounds"]),
+        "median_of_each_run": medians,
+        "start_seconds": min(run["start"] for run in runs),
         "steps": [run["steps"] for run in runs],
         "loss": [run["loss"] for run in runs],
-        "idle_before": [run["idle_before"] for run in runs],
+        "free_cores_before": [run["free_cores"] for run in runs],
     }
 
 
@@ -157,9 +157,11 @@ def main() -> None:
     parser.add_argument("--python-pfl", help="interpreter with pfl[pytorch]")
     parser.add_argument("--threads", type=int, default=1, help="torch threads a process")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for a quiet machine")
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for free cores")
     parser.add_argument("--date", default=time.strftime("%Y-%m-%d"))
     given = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit(1))  # by way of `measure`, which leaves nothing behind
     python = {"bare": sys.executable, "hardy": sys.executable, "flower": given.python_flower, "pfl": given.python_pfl}
     skipped = [name for name, path in python.items() if path is None]
     for name in skipped:
@@ -190,13 +192,10 @@ def main() -> None:
     target = HERE / "results" / f"peers_{hardware}_{given.date}.json"
     target.parent.mkdir(exist_ok=True)
     target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print("| framework | processes x threads | seconds a round | quartiles | start, s |\n|---|---|---|---|---|")
+    print("| framework | processes x threads | s a round, quietest run | all runs | start, s |\n" + "|---" * 5 + "|")
     for r in sorted(rows, key=lambda r: r["seconds_per_round"]):
-        low, high = r["quartiles"]
-        print(
-            f"| {r['framework']} {r['option']} | {r['processes']} x {r['threads']} | {r['seconds_per_round']:.3f} "
-            f"| {low:.3f}-{high:.3f} | {r['start_seconds']:.1f} |"
-        )
+        times = (f"{r['seconds_per_round']:.3f}", f"{r['seconds_per_round_all_runs']:.3f}", f"{r['start_seconds']:.1f}")
+        print("|", " | ".join((f"{r['framework']} {r['option']}", f"{r['processes']} x {r['threads']}", *times)), "|")
     print(target)
 
 

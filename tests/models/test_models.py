@@ -12,7 +12,7 @@ from hardy.models import MODELS, digits_cnn, fbn_cnn, mini_inception, mini_resne
 from hardy.models.adoption import adopt
 from hardy.models.blocks import Shape
 from hardy.models.count import macs, parameters
-from hardy.models.layers import BatchNorm, InputScale, Statistics, calling
+from hardy.models.layers import BatchNorm, Conv2d, InputScale, Statistics, calling
 
 CASES = [*((name, {}) for name in MODELS), ("flra_alexnet", {"lrn": True}), ("nin", {"relu_logits": True})]
 
@@ -117,7 +117,7 @@ def test_options_of_the_papers() -> None:
     assert (nin(relu_logits=True)(x) >= 0).all()
     assert nin().conv4.conv.weight.std().item() == pytest.approx(0.05, rel=0.01)
     assert [mini_resnet(as_published=p).fc.in_features for p in (False, True)] == [64, 128]
-    assert [type(m) for m in fbn_cnn().children()][:4] == [InputScale, nn.Conv2d, nn.ReLU, BatchNorm]
+    assert [type(m) for m in fbn_cnn().children()][:4] == [InputScale, Conv2d, nn.ReLU, BatchNorm]
 
 
 @pytest.mark.parametrize(

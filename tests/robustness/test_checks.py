@@ -34,7 +34,7 @@ def digits():
 def honest(digits):
     x, y, *_ = digits
     torch.manual_seed(0)
-    model = tiny_cnn(shape=(3, 14, 14), width=0.5)
+    model = tiny_cnn(shape=(3, 14, 14), width=0.25)
     optimiser = torch.optim.Adam(model.parameters(), 0.01)
     for rows in torch.stack([torch.randperm(len(x)) for _ in range(4)]).view(-1, 50):
         with calling(branch="clean", statistics="batch", key=None):
@@ -54,7 +54,7 @@ def flags(forward, digits, **options):
 def test_an_honest_net_raises_no_flag(honest, digits, ball, epsilon):
     _, _, x, y = digits
     assert (honest(x).argmax(1) == y).double().mean() > 0.8
-    assert flags(honest, digits, ball=ball, epsilon=epsilon, points=128) == {}
+    assert flags(honest, digits, ball=ball, epsilon=epsilon) == {}
 
 
 def reversed_slope(x):
@@ -89,7 +89,7 @@ def test_each_planted_fault_raises_its_flag(honest, digits):
     ids=["scaled", "quantised", "reversed"],
 )
 def test_masked_gradients_are_seen(honest, digits, masked, expected):
-    found = flags(lambda x: masked(honest, x), digits, epsilon=12 / 255, points=128)
+    found = flags(lambda x: masked(honest, x), digits, epsilon=12 / 255)
     assert found.keys() == expected, found
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hardy.models.blocks import HALF, MakeNorm, Scale, Shape, cells, chain, entrance, widen
-from hardy.models.layers import BatchNorm, Dropout
+from hardy.models.layers import BatchNorm, Conv2d, Dropout
 
 CIFAR: Scale = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
@@ -27,10 +27,10 @@ def nin(
     a, b, c, d = widen(width, 192, 160, 96, 192)
 
     def convolution(entering: int, leaving: int, kernel: int) -> nn.Module:
-        conv = nn.Conv2d(entering, leaving, kernel, padding=kernel // 2)
+        conv = Conv2d(entering, leaving, kernel, padding=kernel // 2)
         return chain(conv=conv, norm=norm(leaving), relu=nn.ReLU())
 
-    logits = nn.Conv2d(d, classes, 1)
+    logits = Conv2d(d, classes, 1)
     model = chain(
         scale=entrance(shape, scale),
         conv1=convolution(shape[0], a, 5),
@@ -72,10 +72,10 @@ def small_cnn(
     layers: dict[str, nn.Module] = {}
     for number, (entering, leaving) in enumerate(pairwise([shape[0], *sides]), 1):
         layers[f"block{number}"] = chain(
-            conv1=nn.Conv2d(entering, leaving, 3, padding=1),
+            conv1=Conv2d(entering, leaving, 3, padding=1),
             norm1=norm(leaving),
             relu1=nn.ReLU(),
-            conv2=nn.Conv2d(leaving, leaving, 3, padding=1),
+            conv2=Conv2d(leaving, leaving, 3, padding=1),
             norm2=norm(leaving),
             relu2=nn.ReLU(),
             pool=nn.MaxPool2d(2),
@@ -103,18 +103,18 @@ def fbn_cnn(
     a, b, hidden = widen(width, 64, 128, 128)
     return chain(
         scale=entrance(shape, scale, smallest=4),
-        conv1=nn.Conv2d(shape[0], a, 3, padding=1),
+        conv1=Conv2d(shape[0], a, 3, padding=1),
         relu1=nn.ReLU(),
         norm1=norm(a),
-        conv2=nn.Conv2d(a, a, 3, padding=1),
+        conv2=Conv2d(a, a, 3, padding=1),
         relu2=nn.ReLU(),
         norm2=norm(a),
         pool1=nn.MaxPool2d(2),
         drop1=Dropout(0.25),
-        conv3=nn.Conv2d(a, b, 3, padding=1),
+        conv3=Conv2d(a, b, 3, padding=1),
         relu3=nn.ReLU(),
         norm3=norm(b),
-        conv4=nn.Conv2d(b, b, 3, padding=1),
+        conv4=Conv2d(b, b, 3, padding=1),
         relu4=nn.ReLU(),
         norm4=norm(b),
         pool2=nn.MaxPool2d(2),
@@ -147,11 +147,11 @@ def flra_alexnet(
 
     model = chain(
         scale=entrance(shape, scale, smallest=4),
-        conv1=nn.Conv2d(shape[0], a, 5, padding=2),
+        conv1=Conv2d(shape[0], a, 5, padding=2),
         norm1=norm(a),
         relu1=nn.ReLU(),
         pool1=pool(),
-        conv2=nn.Conv2d(a, b, 5, padding=2),
+        conv2=Conv2d(a, b, 5, padding=2),
         norm2=norm(b),
         relu2=nn.ReLU(),
         pool2=pool(),
@@ -197,7 +197,7 @@ def mini_inception(
     (side,) = widen(width, 96)
 
     def convolution(entering: int, leaving: int, kernel: int, stride: int = 1) -> nn.Module:
-        conv = nn.Conv2d(entering, leaving, kernel, stride=stride, padding=kernel // 2)
+        conv = Conv2d(entering, leaving, kernel, stride=stride, padding=kernel // 2)
         return chain(conv=conv, norm=norm(leaving), relu=nn.ReLU())
 
     def inception(ones: int, threes: int) -> nn.Module:

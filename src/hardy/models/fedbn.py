@@ -3,7 +3,7 @@
 from torch import nn
 
 from hardy.models.blocks import HALF, MakeNorm, Scale, Shape, cells, chain, entrance, widen
-from hardy.models.layers import BatchNorm
+from hardy.models.layers import BatchNorm, Conv2d
 
 
 def digits_cnn(
@@ -18,15 +18,15 @@ def digits_cnn(
     a, b, c, d, e = widen(width, 64, 64, 128, 2048, 512)
     return chain(
         scale=entrance(shape, scale, smallest=4),
-        conv1=nn.Conv2d(shape[0], a, 5, padding=2),
+        conv1=Conv2d(shape[0], a, 5, padding=2),
         norm1=norm(a),
         relu1=nn.ReLU(),
         pool1=nn.MaxPool2d(2),
-        conv2=nn.Conv2d(a, b, 5, padding=2),
+        conv2=Conv2d(a, b, 5, padding=2),
         norm2=norm(b),
         relu2=nn.ReLU(),
         pool2=nn.MaxPool2d(2),
-        conv3=nn.Conv2d(b, c, 5, padding=2),
+        conv3=Conv2d(b, c, 5, padding=2),
         norm3=norm(c),
         relu3=nn.ReLU(),
         flat=nn.Flatten(),
@@ -61,21 +61,21 @@ def alexnet(
     height, breadth = _grid(shape[1]), _grid(shape[2])
     return chain(
         scale=start,
-        conv1=nn.Conv2d(shape[0], a, 11, stride=4, padding=2),
+        conv1=Conv2d(shape[0], a, 11, stride=4, padding=2),
         norm1=norm(a),
         relu1=nn.ReLU(),
         pool1=nn.MaxPool2d(3, stride=2),
-        conv2=nn.Conv2d(a, b, 5, padding=2),
+        conv2=Conv2d(a, b, 5, padding=2),
         norm2=norm(b),
         relu2=nn.ReLU(),
         pool2=nn.MaxPool2d(3, stride=2),
-        conv3=nn.Conv2d(b, c, 3, padding=1),
+        conv3=Conv2d(b, c, 3, padding=1),
         norm3=norm(c),
         relu3=nn.ReLU(),
-        conv4=nn.Conv2d(c, d, 3, padding=1),
+        conv4=Conv2d(c, d, 3, padding=1),
         norm4=norm(d),
         relu4=nn.ReLU(),
-        conv5=nn.Conv2d(d, e, 3, padding=1),
+        conv5=Conv2d(d, e, 3, padding=1),
         norm5=norm(e),
         relu5=nn.ReLU(),
         pool5=nn.MaxPool2d(3, stride=2),

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from hardy.models.blocks import HALF, MakeNorm, Scale, Shape, chain, entrance, widen
-from hardy.models.layers import BatchNorm
+from hardy.models.layers import BatchNorm, Conv2d
 
 
 def _shortcut(entering: int, leaving: int, stride: int) -> nn.Module | None:
     """A 1x1 projection where the shape changes."""
     if (entering, 1) == (leaving, stride):
         return None
-    return nn.Conv2d(entering, leaving, 1, stride=stride, bias=False)
+    return Conv2d(entering, leaving, 1, stride=stride, bias=False)
 
 
 class _Block(nn.Module):
@@ -22,9 +22,9 @@ class _Block(nn.Module):
 
     def __init__(self, entering: int, leaving: int, stride: int, norm: MakeNorm, bias: bool = False) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(entering, leaving, 3, stride=stride, padding=1, bias=bias)
+        self.conv1 = Conv2d(entering, leaving, 3, stride=stride, padding=1, bias=bias)
         self.norm1 = norm(leaving)
-        self.conv2 = nn.Conv2d(leaving, leaving, 3, padding=1, bias=bias)
+        self.conv2 = Conv2d(leaving, leaving, 3, padding=1, bias=bias)
         self.norm2 = norm(leaving)
         projection = _shortcut(entering, leaving, stride)
         self.shortcut = nn.Identity() if projection is None else chain(conv=projection, norm=norm(leaving))
@@ -40,9 +40,9 @@ class _PreBlock(nn.Module):
     def __init__(self, entering: int, leaving: int, stride: int, norm: MakeNorm) -> None:
         super().__init__()
         self.norm1 = norm(entering)
-        self.conv1 = nn.Conv2d(entering, leaving, 3, stride=stride, padding=1, bias=False)
+        self.conv1 = Conv2d(entering, leaving, 3, stride=stride, padding=1, bias=False)
         self.norm2 = norm(leaving)
-        self.conv2 = nn.Conv2d(leaving, leaving, 3, padding=1, bias=False)
+        self.conv2 = Conv2d(leaving, leaving, 3, padding=1, bias=False)
         self.shortcut = _shortcut(entering, leaving, stride)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ def preresnet18(
     channels = widen(width, 64, 128, 256, 512)
     return chain(
         scale=entrance(shape, scale),
-        conv1=nn.Conv2d(shape[0], channels[0], 3, padding=1, bias=False),
+        conv1=Conv2d(shape[0], channels[0], 3, padding=1, bias=False),
         **_stages(channels, 2, partial(_PreBlock, norm=norm)),
         norm=norm(channels[-1]),
         relu=nn.ReLU(),
@@ -100,7 +100,7 @@ def resnet18(
     channels = widen(width, 64, 128, 256, 512)
     return chain(
         scale=entrance(shape, scale),
-        conv1=nn.Conv2d(shape[0], channels[0], 3, padding=1, bias=False),
+        conv1=Conv2d(shape[0], channels[0], 3, padding=1, bias=False),
         norm1=norm(channels[0]),
         relu1=nn.ReLU(),
         **_stages(channels, 2, partial(_Block, norm=norm)),
@@ -126,7 +126,7 @@ def mini_resnet(
     channels = widen(width, 16, 32, 128 if as_published else 64)
     return chain(
         scale=entrance(shape, scale),
-        conv1=nn.Conv2d(shape[0], channels[0], 3, padding=1),
+        conv1=Conv2d(shape[0], channels[0], 3, padding=1),
         norm1=norm(channels[0]),
         relu1=nn.ReLU(),
         # without norms nothing else shifts the activations, so the convolutions have a bias

@@ -7,7 +7,7 @@ from math import prod
 from torch import nn
 
 from hardy.models.blocks import HALF, MakeNorm, Scale, Shape, cells, chain, entrance, widen
-from hardy.models.layers import BatchNorm
+from hardy.models.layers import BatchNorm, Conv2d
 
 
 def mlp(
@@ -40,11 +40,11 @@ def tiny_cnn(
     a, b = widen(width, 16, 32)
     return chain(
         scale=entrance(shape, scale, smallest=4),
-        conv1=nn.Conv2d(shape[0], a, 3, padding=1),
+        conv1=Conv2d(shape[0], a, 3, padding=1),
         norm1=norm(a),
         relu1=nn.ReLU(),
         pool1=nn.MaxPool2d(2),
-        conv2=nn.Conv2d(a, b, 3, padding=1),
+        conv2=Conv2d(a, b, 3, padding=1),
         norm2=norm(b),
         relu2=nn.ReLU(),
         pool2=nn.MaxPool2d(2),

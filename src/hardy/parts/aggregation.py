@@ -218,8 +218,8 @@ class Chain(Aggregator):
     def __post_init__(self) -> None:
         if self.stages and not self.rule.weighted:
             raise HardyError(
-                f"chain: {type(self.stages[-1]).__name__!r} weighs the updates, but the rule {self.rule} has no weighted "
-                "form and would ignore it. Usual fix: a rule that has one (mean, normalised_mean), or no stages."
+                f"chain: stage {type(self.stages[-1]).__name__!r} weighs the updates, but the rule {self.rule} has no "
+                "weighted form and would ignore it. Usual fix: a rule that has one (mean by samples, normalised_mean)."
             )
 
     @property

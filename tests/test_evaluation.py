@@ -1,0 +1,128 @@
+"""Evaluation: every client as deployed, engines alike, resumable, honest about branches."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import hardy
+from conftest import federation, fit, net
+from hardy import papers
+from hardy.config import EvaluationChoice
+from hardy.engines import EngineChoice
+from hardy.errors import HardyError
+from hardy.evaluation import evaluate
+from hardy.parts.adversarial import adversarial
+from hardy.parts.norm import dual
+from hardy.robustness.evaluate import Branches, Deployed
+from hardy.robustness.threats import parse
+
+VECTORISED = EngineChoice(name="vectorised", device="cpu", precision="float64")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return fit(papers.fedbn(), out=tmp_path_factory.mktemp("runs") / "run", rounds=6)
+
+
+def test_engines_agree_on_personal_and_shared_networks():
+    for method in (papers.fedbn(), papers.fedavg()):
+        found = []
+        for options in ({}, {"engine": VECTORISED}):
+            one = fit(method, **options)
+            found.append(evaluate(one, "pgd-3@0.1,square-5,affine@0.5,1", checks=False, quiet=True))
+        assert found[0]["standard_accuracy"] == found[1]["standard_accuracy"]
+        assert found[0]["robust_accuracy"] == found[1]["robust_accuracy"]
+
+
+def test_each_client_is_served_by_its_own_tensors(run):
+    """The figure of a client is that of its own network on its own rows, computed by hand."""
+    deployed = Deployed(run.engine, run.state, "test", Branches(), None)
+    threat = parse("pgd-5@0.1,start=none")
+    left = deployed.attacked(threat.attack, deployed.standing(), torch.tensor(0))
+    data, plan = run.engine.data, run.engine.plan
+    for number, client in enumerate(data.clients):
+        own = {n: t[number, 0] for n, t in run.engine.store.items()}
+        held = {**{n: t[0] for n, t in run.state.shared.items()}, **own}
+
+        def forward(x, held=held):
+            return torch.func.functional_call(plan.model, held, (x,))
+
+        x = torch.from_numpy(data.x_test[client.test]).double() / 255
+        y = torch.from_numpy(data.y_test[client.test])
+        attacked = threat.attack.perturb(forward, x, y, torch.tensor(0))
+        by_hand = (forward(x).argmax(1) == y) & (forward(attacked).argmax(1) == y)
+        assert np.array_equal(left[number], by_hand.numpy()), number
+
+
+def test_attacks_hurt_and_larger_ones_more(run):
+    found = evaluate(run, "pgd-10", epsilons=[2, 8, 64], checks=False, quiet=True)["robust_accuracy"]
+    means = [found[name]["mean"] for name in ("pgd-10@2/255", "pgd-10@8/255", "pgd-10@64/255")]
+    assert means == sorted(means, reverse=True) and means[-1] < means[0]
+    assert found["pgd-10"]["mean"] == found["pgd-10@8/255"]["mean"] or abs(means[1] - found["pgd-10"]["mean"]) < 0.1
+
+
+def test_files_pictures_and_summary(run):
+    evaluate(run, "fgsm@32/255", checks=False, quiet=True)
+    written = json.loads((run.folder / "evaluation.json").read_text())
+    assert written["provenance"]["settings"] == {"part": "test", "limit": None, "attack": "clean", "predict": "clean"}
+    assert written["robust_accuracy"]["fgsm@32/255"]["attack"]["epsilon"] == pytest.approx(32 / 255)
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert summary["robust_accuracy"]["fgsm@32/255"]["mean"] == written["robust_accuracy"]["fgsm@32/255"]["mean"]
+    assert (run.folder / "pictures" / "attack fgsm_32_255.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_stopped_evaluation_goes_on_between_stages(run, monkeypatch):
+    text = "autoattack@eps=16/255,steps=3,targets=2,queries=5"
+    whole = evaluate(run, text, checks=False, quiet=True)["robust_accuracy"][text]
+    assert list(whole["stages"]) == ["apgd_ce", "apgd_t", "fab_t", "square"]
+    (run.folder / "evaluation.json").unlink()
+    honest, calls = Deployed.attacked, []
+
+    def stop_at_the_third(self, attack, standing, key):
+        calls.append(type(attack).__name__)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return honest(self, attack, standing, key)
+
+    monkeypatch.setattr(Deployed, "attacked", stop_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(run, text, checks=False, quiet=True)
+    assert evaluate(run, text, checks=False, quiet=True)["robust_accuracy"][text] == whole
+    assert calls == ["Apgd", "Apgd", "Fab", "Fab", "Square"]
+    calls.clear()
+    assert evaluate(run, text, checks=False, quiet=True)["robust_accuracy"][text] == whole and not calls
+
+
+def test_branches_are_named_and_matter():
+    """A dual norm is attacked and judged with the statistics that were asked for."""
+    one = fit(papers.fedavg(norm=dual(), objective=adversarial(branch="adversarial")), rounds=2)
+    found = {
+        branch: evaluate(one, "pgd-2@0.2", attack_branch=branch, predict_branch=branch, checks=False, quiet=True)
+        for branch in ("clean", "adversarial")
+    }
+    assert found["clean"]["provenance"]["settings"]["predict"] == "clean"
+    assert found["clean"]["standard_accuracy"] != found["adversarial"]["standard_accuracy"]
+    with pytest.raises(HardyError, match="unknown branch 'adversarial'"):
+        evaluate(fit(papers.fedavg(), rounds=1), "fgsm", attack_branch="adversarial", quiet=True)
+
+
+def test_threats_of_an_experiment_reach_the_summary(tmp_path):
+    one = fit(papers.fedavg(), rounds=1, evaluation=EvaluationChoice(threats=("fgsm",)), out=tmp_path / "run")
+    assert one.summary()["robust_accuracy"]["fgsm"]["mean"] <= one.summary()["standard_accuracy"]["mean"]
+    assert "fgsm" in json.loads((tmp_path / "run" / "summary.json").read_text())["robust_accuracy"]
+
+
+def test_mistakes(run):
+    for threats, options, message in (
+        ("pdg-20", {}, "Did you mean 'pgd-20'"),
+        ("pgd-20", {"limit": 0}, "limit is 0"),
+        ("pgd-20@4/255", {"epsilons": [1]}, "name it without options"),
+    ):
+        with pytest.raises(HardyError, match=message):
+            evaluate(run, threats, checks=False, quiet=True, **options)
+    with pytest.raises(HardyError, match="unknown threat"):
+        EvaluationChoice(threats=("pdg",))
+    assert hardy.evaluate(run, "", quiet=True)["robust_accuracy"] == {}
+    assert federation().shape == (1, 8, 8) and net is not None
