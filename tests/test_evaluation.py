@@ -95,7 +95,7 @@ def test_a_stopped_evaluation_goes_on_between_stages(run, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         evaluate(run, text, checks=False, quiet=True)
     assert evaluate(run, text, checks=False, quiet=True)["robust_accuracy"][text] == whole
-    assert calls == ["Apgd", "Apgd", "Fab", "Fab", "Square"]
+    assert calls == ["APGD", "APGD", "FAB", "FAB", "Square"]
     calls.clear()
     assert evaluate(run, text, checks=False, quiet=True)["robust_accuracy"][text] == whole and not calls
 

@@ -22,6 +22,7 @@ from hardy.models.net import Net
 from hardy.progress import Progress
 from hardy.report.html import write_report
 from hardy.report.pictures import image_grid_png
+from hardy.robustness.checks import check
 from hardy.robustness.evaluate import Branches, Deployed, Mask, Part, summarise, threat_key
 from hardy.robustness.threats import Threat, parse, parse_all
 from hardy.state import disk, versions, write_atomic
@@ -160,8 +161,6 @@ def _fingerprint(deployed: Deployed) -> str:
 
 def _flags(run: "Run", deployed: Deployed) -> list[dict[str, Any]]:
     """Red flags on the network of one client of each domain."""
-    from hardy.robustness.checks import check
-
     first: dict[str, int] = {}
     for number, profile in enumerate(run.engine.data.clients):
         if len(deployed.rows[number]):
@@ -169,7 +168,8 @@ def _flags(run: "Run", deployed: Deployed) -> list[dict[str, Any]]:
     raised = []
     for client in first.values() if deployed.own else list(first.values())[:1]:
         forward, x, y = _network(run, deployed, client, 128)
-        for flag in check(forward, x, y, random.fold(torch.tensor(run.experiment.seed), "checks")):
+        key = random.fold(torch.tensor(run.experiment.seed, device=x.device), "checks")
+        for flag in check(forward, x, y, key):
             raised.append({"client": client, **dataclasses.asdict(flag)})
     return raised
 

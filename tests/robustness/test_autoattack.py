@@ -15,7 +15,7 @@ from hardy.errors import HardyError
 from hardy.models import mlp
 from hardy.robustness.attacks import pgd
 from hardy.robustness.autoattack import apgd, auto_attack, checkpoints, dlr, fab, to_plane
-from hardy.robustness.geometry import length
+from hardy.robustness.geometry import length, project, steepest
 
 KEY = torch.tensor(11)
 BALLS = {"linf": 0.1, "l2": 0.5}
@@ -86,38 +86,85 @@ def test_apgd_beats_pgd_of_as_many_steps(ball):
     assert ours.mean() >= plain.mean() and (ours > plain - 1e-6).double().mean() > 0.8
 
 
-def test_apgd_halves_its_step_and_returns_to_the_best_point():
-    """On a peak narrower than the first steps, which a fixed step keeps jumping over."""
-    x = torch.full((1, 1, 1, 1), 0.5).double()
-    visited = []
+def algorithm_1(loss, x, start, epsilon, ball, steps):
+    """APGD for one image, with plain conditions: the points visited, and when the step was halved."""
 
-    def peak(z):
-        visited.append(float(z.detach().flatten()[0]))
-        return torch.stack([(z.flatten() - 0.62).abs(), torch.zeros(1).double()], 1)
+    def ascend(z):
+        z = z.clone().requires_grad_()
+        value = loss(z)
+        return value.item(), torch.autograd.grad(value, z)[0]
 
-    apgd(epsilon=0.4, steps=100).perturb(peak, x, torch.tensor([0]), KEY)
-    moves = np.abs(np.diff(visited))
-    assert moves[:20].max() > 0.1 and abs(visited[-1] - 0.62) < 0.01 and moves[-5:].max() < 0.02
+    visited, halvings, size = [start], [], 2 * epsilon
+    before = now = best = start
+    current = best_value = best_at_mark = ascend(start)[0]
+    mark, rose, halved = 0, 0, False
+    for k in range(1, steps + 1):
+        z = project(now + size * steepest(ascend(now)[1], ball), x, epsilon, ball)
+        share = 0.75 if k > 1 else 1.0
+        before, now = now, project(now + share * (z - now) + (1 - share) * (now - before), x, epsilon, ball)
+        value = ascend(now)[0]
+        visited.append(now)
+        rose += value > current
+        current = value
+        if value > best_value:
+            best, best_value = now, value
+        if k in checkpoints(steps):
+            halved = rose < 0.75 * (k - mark) or (not halved and best_value == best_at_mark)
+            if halved:
+                size, now, current = size / 2, best, best_value
+                halvings.append(k)
+            mark, best_at_mark, rose = k, best_value, 0
+    return visited, halvings
 
 
 @ball
-def test_fab_finds_the_boundary_of_a_linear_net(ball):
-    """There linearising is exact: an image falls if, and only if, epsilon reaches the boundary."""
+def test_apgd_visits_the_points_of_algorithm_1(ball):
+    """Images with fates of their own in one batch, on a loss with ridges."""
+    net, epsilon, steps, calls = small_net(3), 2 * BALLS[ball], 60, []
+    x, y = images(4, net)
+
+    def forward(z):
+        return 3 * (4 * net(z)).sin()
+
+    def recorded(z):
+        calls.append(torch.tensor(z.tolist(), dtype=torch.float64))
+        return forward(z)
+
+    apgd(epsilon=epsilon, ball=ball, steps=steps).perturb(recorded, x, y, KEY)
+    starts, fates = calls[1], set()  # the first call is on the clean images
+    for i in range(4):
+        one = slice(i, i + 1)
+        visited, halvings = algorithm_1(
+            lambda z, one=one: F.cross_entropy(forward(z), y[one]), x[one], starts[one], epsilon, ball, steps
+        )
+        torch.testing.assert_close(torch.cat([z[one] for z in calls[1:]]), torch.cat(visited), rtol=0, atol=1e-7)
+        fates.add(tuple(halvings))
+    assert len(fates) > 1, "all images fared alike: the test says nothing about images being treated one by one"
+
+
+@ball
+def test_a_linear_net_falls_exactly_where_the_boundary_is_in_reach(ball):
+    """Classes of unlike slopes, so that the nearest boundary is often not that of the likeliest wrong class."""
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double()
-    weight, dual = net[1].weight.detach(), {"linf": 1, "l2": 2}[ball]
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 5)).double()
+    net[1].weight.data *= torch.tensor([0.3, 0.6, 1.0, 2.0, 4.0]).double()[:, None]
+    net[1].bias.data -= net[1].weight.data.sum(1) / 2
+    weight = net[1].weight.detach()
     x = 0.4 + 0.2 * images(80, net)[0]  # away from the walls
-    y = net(x).argmax(1)
     logits = net(x).detach()
-    gaps = logits.gather(1, y[:, None]) - logits
-    distance = gaps / (weight[y][:, None] - weight[None]).norm(dual, dim=2).clamp_min(1e-12)
-    distance = distance.scatter(1, y[:, None], torch.inf).amin(1)
+    y = logits.argmax(1)
+    gaps = (logits.gather(1, y[:, None]) - logits).scatter(1, y[:, None], torch.inf)
+    distances = gaps / (weight[y][:, None] - weight).norm({"linf": 1, "l2": 2}[ball], dim=2).clamp_min(1e-12)
+    distance, nearest = distances.min(1)
+    assert (nearest != gaps.argmin(1)).sum() > 10
     epsilon = float(distance.median()) * 1.001
-    found = fab(epsilon=epsilon, ball=ball, steps=20).perturb(net, x, y, KEY)
-    fell = net(found).argmax(1) != y
-    overshoot = 1.01  # the last step goes 5 % beyond the tenth of the way that was left
-    assert fell[distance * overshoot < epsilon].all() and not fell[distance > epsilon].any() and 20 < fell.sum() < 60
-    assert torch.equal(found[~fell], x[~fell]) and (length(found - x, ball) <= epsilon).all()
+    for attack in (fab(steps=30), apgd(loss="dlr", targeted=4)):
+        found = replace(attack, epsilon=epsilon, ball=ball).perturb(net, x, y, KEY)
+        fell = net(found).argmax(1) != y
+        # FAB's last step goes 5 % beyond the tenth of the way that was left
+        assert fell[distance * 1.01 < epsilon].all() and not fell[distance > epsilon].any() and fell.sum() > 30
+        assert (length(found - x, ball) <= epsilon + 1e-12).all()
+        assert isinstance(attack, apgd) or torch.equal(found[~fell], x[~fell])
 
 
 @ball

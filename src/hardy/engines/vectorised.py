@@ -5,6 +5,7 @@ Examples are never padded, since that would poison batch statistics: at each ste
 run together, and a slot that has finished its steps rests.
 """
 
+import gc
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import groupby
@@ -19,10 +20,23 @@ from hardy import tensors
 from hardy.client import Rows, State, begin, finish, keys, step
 from hardy.engines.base import Engine
 from hardy.messages import Slot, Updates, Work
+from hardy.models.layers import vectorising
 from hardy.parts.objective import Objective
 from hardy.tensors import Tensors
 
-vmap: Any = torch.vmap
+
+
+def vmap(function: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..., Any]:
+    """torch.vmap, with layers told of it."""
+    mapped = torch.vmap(function, in_dims)
+
+    def run(*arguments: Any) -> Any:
+        with vectorising():
+            return mapped(*arguments)
+
+    return run
+
+
 _CPU_LANE = 16
 _MEMORY_SHARE = 0.5
 _EVERYONE = slice(None)
@@ -199,9 +213,14 @@ class _Graph:
             run(received, state, *self.inputs, rate)
         torch.cuda.current_stream().wait_stream(aside)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            moved, self.loss = run(received, state, *self.inputs, rate)
-            _copy(state, moved)
+        gc.collect()
+        gc.disable()  # freeing an old graph or tensor in the middle would void the capture
+        try:
+            with torch.cuda.graph(self.graph):
+                moved, self.loss = run(received, state, *self.inputs, rate)
+                _copy(state, moved)
+        finally:
+            gc.enable()
 
     def replay(self, rows: Tensor, key: Tensor) -> Any:
         _copy(self.inputs, (rows, key))

@@ -86,6 +86,19 @@ class BatchNorm(nn.Module):
         return out
 
 
+_vectorising: ContextVar[bool] = ContextVar("hardy_vectorising", default=False)
+
+
+@contextmanager
+def vectorising() -> Iterator[None]:
+    """Tells the layers inside that they run for many slots at once."""
+    token = _vectorising.set(True)
+    try:
+        yield
+    finally:
+        _vectorising.reset(token)
+
+
 class _Convolve(torch.autograd.Function):
     """A convolution of stride 1 whose input gradient is again a convolution, with the kernel turned round.
 
@@ -127,7 +140,7 @@ class Conv2d(nn.Conv2d):
         size, padding = self.kernel_size[0], self.padding[0]
         plain = self.stride == (1, 1) and self.dilation == (1, 1) and self.groups == 1
         square = self.kernel_size == (size, size) and self.padding == (padding, padding)
-        if not (x.is_cuda and plain and square and isinstance(padding, int) and padding < size):
+        if not (_vectorising.get() and x.is_cuda and plain and square and isinstance(padding, int) and padding < size):
             return super().forward(x)
         out = _convolve(x, self.weight, padding)
         return out if self.bias is None else out + self.bias.view(-1, 1, 1)

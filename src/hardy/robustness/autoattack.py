@@ -129,7 +129,10 @@ class APGD(Attack):
         return _Point(x, gradient, loss, wrong)
 
     def _climb(self, look: Callable[[Tensor], _Point], x: Tensor, start: Tensor, best: _Point) -> _Point:
-        """Algorithm 1 from one start; `best` is what earlier starts found."""
+        """Algorithm 1 from one start; `best` is what earlier starts found.
+
+        The paper looks back at w_j after the step that follows, and may then discard that step; here it is before.
+        """
         inside = partial(project, x=x, epsilon=self.epsilon, ball=self.ball)
         top = at = look(start)
         best = at.where(at.beats(best), best)
