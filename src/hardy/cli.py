@@ -18,7 +18,7 @@ from hardy.errors import HardyError
 from hardy.progress import clock
 from hardy.registry import PARTS
 from hardy.report.compare import compare, seeds_summary, write_comparison
-from hardy.report.tensorboard import write_tensorboard
+from hardy.report.tensorboard import require_tensorboard, write_tensorboard
 from hardy.robustness.threats import PRESETS
 from hardy.state import write_atomic
 
@@ -26,7 +26,11 @@ from hardy.state import write_atomic
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command. A user's mistake is one line on stderr and exit code 2."""
     parser = _parser()
-    options = parser.parse_args(arguments)
+    options, rest = parser.parse_known_args(arguments)
+    if rest and not (hasattr(options, "overrides") and all("=" in word and word[0] != "-" for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.overrides += rest  # key=value may stand after an option too
     try:
         options.command(options)
     except HardyError as error:
@@ -110,6 +114,8 @@ def _run(options: Any) -> None:
     if options.seeds < 1:
         raise HardyError(f"--seeds is {options.seeds}; it must be 1 or more.")
     chosen = _read(options)
+    if options.tensorboard:
+        require_tensorboard()
     out = options.out or _free(Path("runs") / chosen.name)
     if options.seeds == 1:
         run = experiment.fit(chosen, out=out, data_folder=options.data, quiet=options.quiet)

@@ -91,7 +91,7 @@ class Training:
             batches = [batch for _ in epochs for batch in self._epoch(rng.permutation(rows), size)]
         return [batch for batch in batches for _ in range(self.replays)]
 
-    def examples(self, count: int, round: int = 0) -> int:
+    def examples(self, count: int, round: int) -> int:
         """Examples that pass through the network in a round of a client that holds `count`."""
         size = min(self.batch, count)
         if self.steps is not None:

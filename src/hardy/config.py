@@ -5,7 +5,7 @@ import inspect
 import math
 import tomllib
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from importlib import resources
@@ -45,6 +45,8 @@ class DataChoice:
     """test rows: cut among a domain's clients, all rows for each, or matched to a client's classes"""
     limit: int | None = None
     """training rows a domain"""
+    adversarial: float | tuple[str, ...] = 0.0
+    """clients of kind AT, for objective by_kind: a share of each domain's, or the domains whose clients all are"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,10 +166,7 @@ def _override(table: Table, override: str) -> None:
         if not isinstance(below, dict):
             raise HardyError(f"override {override!r}: {step!r} is not a table.")
         table = below
-    if isinstance(table.get(last), dict) and isinstance(value, str):
-        table[last]["name"] = value
-    else:
-        table[last] = value
+    table[last] = value  # a new name takes the place of the old one's options too
 
 
 def method(experiment: Experiment) -> Method:
@@ -240,6 +239,8 @@ def convert(value: Any, hint: Any, path: str) -> Any:
                 except HardyError as error:
                     errors.append(error)
         raise errors[0]
+    if origin is Sequence and isinstance(value, list):
+        return tuple(convert(v, kinds[0], f"{path}[{i}]") for i, v in enumerate(value))
     if origin is tuple and isinstance(value, list):
         if len(kinds) == 2 and kinds[1] is Ellipsis:
             return tuple(convert(v, kinds[0], f"{path}[{i}]") for i, v in enumerate(value))
@@ -248,7 +249,7 @@ def convert(value: Any, hint: Any, path: str) -> Any:
         raise HardyError(f"{path} is {value!r}; it must hold {len(kinds)} values.")
     if origin is dict and isinstance(value, dict):
         return value
-    raise HardyError(f"{path} is {value!r}; it must be a {'list' if origin is tuple else 'table'}.")
+    raise HardyError(f"{path} is {value!r}; it must be a {'table' if origin is dict else 'list'}.")
 
 
 def _plain(value: Any, hint: type, path: str) -> Any:

@@ -73,7 +73,8 @@ def evaluate(
     result = record.result(chosen)
     if run.folder is not None:
         _illustrate(run, deployed, chosen)
-        _publish(run.folder, result)
+        if part == "test" and limit is None:  # figures that stand beside others must be of all test rows
+            _publish(run.folder, result)
     return result
 
 

@@ -3,8 +3,9 @@
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,7 +17,7 @@ from hardy.config import FROM_PYTHON, Experiment, construct, named
 from hardy.data.dataset import Dataset
 from hardy.data.sources import data_root
 from hardy.data.sources import load as load_source
-from hardy.data.splits import Federation, federate
+from hardy.data.splits import Federation, federate, with_kinds
 from hardy.engines import Engine, Resident
 from hardy.errors import HardyError
 from hardy.method import Method, Model
@@ -69,6 +70,11 @@ class Run:
     folder: Path | None = None
     robust: dict[str, Any] = field(default_factory=dict)
     """accuracy by threat, where the experiment asks for it"""
+
+    @cached_property
+    def forward_macs(self) -> int:
+        """Multiply-accumulates of one image's way through the network."""
+        return macs(self.engine.plan.model, self.engine.data.shape)
 
     def summary(self) -> dict[str, Any]:
         """What summary.json holds."""
@@ -148,9 +154,15 @@ def load(
     model: Model | None = None,
     data: Federation | Dataset | None = None,
     data_folder: Path | str | None = None,
+    best: bool = False,
 ) -> Run:
-    """A run as its last good checkpoint left it."""
-    return _reopen(Path(folder), method, model, data, data_folder, None)
+    """A run as its last good checkpoint left it, or as it was at its best validation accuracy."""
+    run = _reopen(Path(folder), method, model, data, data_folder, None)
+    if best:
+        found, _ = load_checkpoint(Path(folder) / "best")
+        run.state, run.figures = to(found.server, run.engine.device), Figures(**found.figures)
+        run.engine.store = {**run.engine.store, **run.engine.cast(found.store)}
+    return run
 
 
 def evaluate(
@@ -173,7 +185,7 @@ def prepare(
     data_folder: Path | str | None = None,
 ) -> Run:
     """Everything built and checked, nothing trained."""
-    device = experiment.engine.find_device()
+    device, given = experiment.engine.find_device(), data is not None
     if not isinstance(data, Federation):
         data = _federation(experiment, data, data_folder)
     chosen = method or config.method(experiment)
@@ -191,8 +203,9 @@ def prepare(
         cohort=experiment.cohort,
         faults=experiment.faults,
         admission=experiment.admission,
+        momentum=experiment.training.momentum,
     )
-    experiment.cohort.sample(experiment.seed, 0, len(data.clients))  # refuses a cohort larger than the population
+    server.refuse_impossible(experiment.training)
     resident = Resident(data, device, experiment.engine.precision)
     engine = experiment.engine.make(plan, resident, experiment.training, seed=experiment.seed)
     state = server.start()
@@ -206,6 +219,10 @@ def prepare(
         experiment = replace(experiment, method=FROM_PYTHON)
     if model:
         experiment = replace(experiment, model=FROM_PYTHON)
+    if given:
+        experiment = replace(experiment, data=replace(experiment.data, source=FROM_PYTHON))
+    # what `auto` chose is kept: a resumed run must not choose again
+    experiment = replace(experiment, engine=replace(experiment.engine, name=engine.name))
     return Run(experiment=experiment, server=server, engine=engine, state=state, figures=Figures())
 
 
@@ -213,10 +230,12 @@ def _federation(experiment: Experiment, dataset: Dataset | None, folder: Path | 
     choice = experiment.data
     if dataset is None:
         name, options = named(choice.source, "data.source")
+        if name == FROM_PYTHON:
+            raise HardyError("this run was started from Python with data of its own; pass them to resume or load.")
         dataset = load_source(name, data_root(Path(folder) if folder else None), **options)
     name, options = named(choice.split, "data.split")
     rule = construct(find("split", name), options, "data.split")
-    return federate(
+    federation = federate(
         dataset,
         rule,
         clients=choice.clients,
@@ -226,6 +245,7 @@ def _federation(experiment: Experiment, dataset: Dataset | None, folder: Path | 
         limit=choice.limit,
         seed=experiment.seed,
     )
+    return with_kinds(federation, choice.adversarial)
 
 
 def _model(experiment: Experiment, data: Federation) -> Model:
@@ -264,6 +284,8 @@ def _reopen(
     run.state = to(checkpoint.server, run.engine.device)
     run.engine.store = run.engine.cast(checkpoint.store)
     run.figures = Figures(**checkpoint.figures)
+    with suppress(OSError, ValueError, KeyError):
+        run.robust = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["robust_accuracy"]
     return run
 
 
@@ -296,7 +318,6 @@ def _rounds(run: Run, *, quiet: bool) -> Run:
     experiment, folder, rounds = run.experiment, run.folder, run.experiment.rounds
     if folder is not None:
         _truncate(folder / "metrics.jsonl", run.state.round)
-    work = _macs_of_clients(run)
     progress = Progress(rounds, done=run.state.round, quiet=quiet)
     pace = _Pace(experiment.checkpoint.every)
     try:
@@ -305,7 +326,7 @@ def _rounds(run: Run, *, quiet: bool) -> Run:
             rate = experiment.training.rate_at(run.state.round, rounds)
             run.state, line = run.server.round(run.state, run.engine, rate)
             line = {"round": run.state.round, "seconds": time.perf_counter() - began, **line}
-            line["macs"] = int(work * line["slots"])
+            line["macs"] = int(_macs_of_a_slot(run, run.state.round - 1) * line["slots"])
             _evaluate(run, line)
             run.figures.add(line)
             if folder is not None:
@@ -325,7 +346,7 @@ def _rounds(run: Run, *, quiet: bool) -> Run:
         write_atomic(folder / "summary.json", json.dumps(run.summary(), indent=2).encode())
         with disk("report.html"):
             write_report(folder)
-    if experiment.evaluation.threats:
+    if experiment.evaluation.threats and not run.robust:
         choice = experiment.evaluation
         run.robust = evaluation.evaluate(
             run, choice.threats, attack_branch=choice.attack_branch, predict_branch=choice.predict_branch, quiet=quiet
@@ -355,13 +376,12 @@ def _save(run: Run, folder: Path, store: Tensors, keep: int = 2) -> None:
     save_checkpoint(folder, Checkpoint(server=run.state, store=store, figures=figures), keep=keep)
 
 
-def _macs_of_clients(run: Run) -> float:
+def _macs_of_a_slot(run: Run, round: int) -> float:
     """Multiply-accumulates of an average slot's round: forward and twice that backward, for every pass."""
     engine, plan = run.engine, run.engine.plan
-    forward = macs(plan.model, engine.data.shape)
-    examples = np.mean([engine.training.examples(len(rows)) for rows in engine.train_rows])
+    examples = np.mean([engine.training.examples(len(rows), round) for rows in engine.train_rows])
     passes = np.mean([plan.method.objective.of(client.kind).passes for client in engine.data.clients])
-    return float(3 * forward * examples * passes)
+    return float(3 * run.forward_macs * examples * passes)
 
 
 def _note(line: dict[str, Any], figures: Figures) -> str:

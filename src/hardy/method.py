@@ -73,6 +73,12 @@ class Method:
                     f"two owners for tensor {min(taken)!r}: the model and objective {_name(self.objective)!r}. "
                     "Usual fix: rename the module."
                 )
+            if extra and where is Placement.SHARED and Role.CONTROL not in self.aggregator.claims:
+                raise HardyError(
+                    f"objective {_name(self.objective)!r} adds shared tensors ({min(extra)}, ...), but aggregator "
+                    f"{_name(self.aggregator)!r} has no rule for control. Usual fix: aggregator by_role with the rule "
+                    "wanted as default and control = control_mean."
+                )
             start |= extra
             placement |= dict.fromkeys(extra, where)
             tag |= {n: Tag(Role.CONTROL) for n in extra}

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from hardy import random, tensors
+from hardy.client import Training
 from hardy.data.splits import Client
 from hardy.errors import HardyError
 from hardy.messages import Slot, Updates, Work
@@ -46,7 +47,7 @@ class Cohort:
         """A fresh draw each round, without replacement."""
         size = self.clients or max(1, round_half_up(self.fraction * population))
         if size > population:
-            raise HardyError(f"cohort.clients is {size}, but there are only {population} clients.")
+            raise HardyError(f"cohort.clients is {size}, but there are {population} clients to ask.")
         if size == population:
             return list(range(population))
         return sorted(random.stream(seed, round, "cohort").choice(population, size, replace=False).tolist())
@@ -66,6 +67,20 @@ class Server:
     cohort: Cohort = field(default_factory=Cohort)
     faults: Faults = field(default_factory=Faults)
     admission: Admission = field(default_factory=Admission)
+    momentum: float = 0.0
+    """of the clients' optimiser, which some rules must know"""
+
+    def refuse_impossible(self, training: Training) -> None:
+        """Errors for what could not work, before anything is trained."""
+        self.cohort.sample(self.seed, 0, 1 if self.plan.method.pooled else len(self.clients))
+        if self.plan.method.norm.branches is None:
+            return
+        for number, client in enumerate(self.clients):
+            if (size := min(training.batch, len(client.train))) < 2:
+                raise HardyError(
+                    f"client {number} trains on batches of {size} ({len(client.train)} rows, training.batch "
+                    f"{training.batch}), but BatchNorm needs 2. Take larger batches, fewer clients, or norm group."
+                )
 
     def start(self) -> ServerState:
         """The state before the first round."""
@@ -78,7 +93,9 @@ class Server:
     def _frame(self, shared: Tensors) -> Frame:
         method = self.plan.method
         clients = 1 if method.pooled else len(self.clients)
-        return Frame(shared=shared, roles=self.plan.roles, bases=method.budget.bases, clients=clients)
+        return Frame(
+            shared=shared, roles=self.plan.roles, bases=method.budget.bases, clients=clients, momentum=self.momentum
+        )
 
     def round(self, state: ServerState, engine: Trains, rate: float) -> tuple[ServerState, dict[str, Any]]:
         """Cohort, slots, training, admission, aggregation, exchange. Returns the next state and the round's figures."""

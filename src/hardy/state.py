@@ -52,26 +52,29 @@ class Checkpoint:
 
 
 @contextmanager
-def disk(what: str) -> Iterator[None]:
+def disk(what: str, also: str = "") -> Iterator[None]:
     """A failing disk ends in one clear message."""
     try:
         yield
     except OSError as error:
         raise HardyError(
-            f"cannot write {what}: {error.strerror or error}. Free some space or choose another --out; "
-            "the last good checkpoint is intact and `hardy resume` goes on from it."
+            f"cannot write {what}: {error.strerror or error}. Free space or choose another folder.{also}"
         ) from error
 
 
 def write_atomic(path: Path, content: bytes) -> None:
     """The file holds either its old or its new content, whatever happens in between."""
     draft = path.with_name(f".{path.name}.draft")
-    with disk(path.name):
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+    with disk(str(path)):
+        _write(draft, content)
         draft.replace(path)
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> None:
@@ -93,11 +96,11 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> N
     }
     final = folder / f"round-{server.round:06d}"
     draft = folder / ".draft"
-    with disk(f"checkpoint {final.name}"):
+    with disk(f"checkpoint {final.name}", " The last good checkpoint is intact; `hardy resume` goes on from it."):
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        write_atomic(draft / "tensors.safetensors", content)
-        write_atomic(draft / "record.json", json.dumps(record).encode())
+        _write(draft / "tensors.safetensors", content)
+        _write(draft / "record.json", json.dumps(record).encode())
         shutil.rmtree(final, ignore_errors=True)
         draft.rename(final)
         _sync(folder)

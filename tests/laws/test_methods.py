@@ -104,7 +104,7 @@ class _Always(Faults):
 
 @pytest.mark.parametrize(
     "degenerate",
-    [papers.fedprox(strength=0.0), papers.fednova(momentum=0.5)],
+    [papers.fedprox(strength=0.0), papers.fednova()],
     ids=lambda m: m.name,
 )
 def test_degenerates_to_fedavg(degenerate):

@@ -1,7 +1,7 @@
 """Who holds which rows: rules that deal a pool of labelled rows to clients, and the federation they make."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -47,6 +47,25 @@ class Federation:
     x_test: Pixels
     y_test: Labels
     clients: tuple[Client, ...]
+
+    def __post_init__(self) -> None:
+        for x, y, name in ((self.x_train, self.y_train, "training"), (self.x_test, self.y_test, "test")):
+            if x.dtype != np.uint8 or x.ndim != 4 or len(x) != len(y):
+                raise HardyError(
+                    f"{name} images are {x.dtype} {x.shape} with {len(y)} labels; they must be uint8 "
+                    "[image, channel, height, width] with a label each. hardy.arrays makes them from other arrays."
+                )
+            if len(y) and not 0 <= y.min() <= y.max() < len(self.classes):
+                raise HardyError(
+                    f"{name} labels run from {y.min()} to {y.max()}; there are {len(self.classes)} classes."
+                )
+        for number, client in enumerate(self.clients):
+            held = ((client.train, self.y_train), (client.validation, self.y_train), (client.test, self.y_test))
+            for rows, y in held:
+                if len(rows) and not 0 <= rows.min() <= rows.max() < len(y):
+                    raise HardyError(f"client {number} holds row {rows.max()}, but there are only {len(y)} rows.")
+            if not len(client.train):
+                raise HardyError(f"client {number} holds no training row; it needs 1.")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -127,6 +146,23 @@ def federate(
         y_test=y_test,
         clients=tuple(made),
     )
+
+
+def with_kinds(federation: Federation, adversarial: float | tuple[str, ...]) -> Federation:
+    """Makes clients AT: the first share of each domain's clients (rounded down), or all of the domains named."""
+    domains: dict[str, list[int]] = {}
+    for number, client in enumerate(federation.clients):
+        domains.setdefault(client.domain, []).append(number)
+    if isinstance(adversarial, tuple):
+        for name in adversarial:
+            if name not in domains:
+                raise unknown("domain in data.adversarial", name, domains)
+        chosen = {number for name in adversarial for number in domains[name]}
+    else:
+        _require(0 <= adversarial <= 1, "adversarial", adversarial, "in [0, 1], or a list of domains")
+        chosen = {n for held in domains.values() for n in held[: int(adversarial * len(held) + 1e-9)]}
+    clients = (replace(c, kind="AT") if n in chosen else c for n, c in enumerate(federation.clients))
+    return replace(federation, clients=tuple(clients))
 
 
 @part("split")

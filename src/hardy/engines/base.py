@@ -43,7 +43,7 @@ class Resident:
 class Engine:
     """Trains slots and maps functions over clients. A subclass says how: one by one, or many in one call."""
 
-    name: str
+    name: Literal["sequential", "vectorised"]
 
     def __init__(
         self, plan: Plan, resident: Resident, training: Training, *, seed: int, lane: int | None = None

@@ -25,7 +25,6 @@ from hardy.parts.objective import Objective
 from hardy.tensors import Tensors
 
 
-
 def vmap(function: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..., Any]:
     """torch.vmap, with layers told of it."""
     mapped = torch.vmap(function, in_dims)

@@ -14,7 +14,6 @@ from typing import Any
 from torch import Tensor
 
 from hardy import tensors
-from hardy.errors import HardyError
 from hardy.messages import Updates
 from hardy.method import Method
 from hardy.partition import Placement, Role, Tag
@@ -30,24 +29,12 @@ from hardy.tensors import Tensors
 class NormalisedMean(Aggregator):
     """The mean of the changes, each divided by its length in steps, times the effective number of steps."""
 
-    momentum: float = 0.0
-    """ρ of the clients' optimiser"""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise HardyError(f"normalised_mean momentum (ρ) is {self.momentum}; it must be in [0, 1).")
-
-    @property
-    def weighted(self) -> bool:
-        return True
-
-    def length(self, steps: Tensor) -> Tensor:
+    def length(self, steps: Tensor, rho: float) -> Tensor:
         """‖a_i‖₁"""
-        rho = self.momentum
         return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
 
     def fold(self, folded: Any, updates: Updates, frame: Frame) -> Any:
-        p, a = updates.weights, self.length(updates.steps.to(updates.weights))
+        p, a = updates.weights, self.length(updates.steps.to(updates.weights), frame.momentum)
         sums = [p.new_zeros(frame.bases).index_add(0, updates.bases, value) for value in (p, p * a)]  # Σ p_i, Σ p_i a_i
         change = {
             n: frame.shared[n]
@@ -76,9 +63,9 @@ normalised_mean = NormalisedMean
 
 
 @part("method")
-def fednova(*, momentum: float = 0.0, norm: Norm = batch(), objective: Objective = cross_entropy()) -> Method:
+def fednova(*, norm: Norm = batch(), objective: Objective = cross_entropy()) -> Method:
     """FedAvg with normalised averaging of the weights; statistics are averaged plainly."""
-    rule = normalised_mean(momentum=momentum)
+    rule = normalised_mean()
     affine = rule if norm.placement(Tag(Role.NORM_AFFINE, trained=True)) is Placement.SHARED else None
     return Method(name="fednova", norm=norm, objective=objective, aggregator=by_role(weight=rule, norm_affine=affine))
 

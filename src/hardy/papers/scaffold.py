@@ -46,7 +46,8 @@ class Controlled(Wrapper):
 
     def finish(self, outcome: Outcome) -> tuple[Tensors, Tensors]:
         private, sent = self.inner.finish(outcome)
-        scale = 1 / (outcome.steps * outcome.rate)
+        length = outcome.steps * outcome.rate
+        scale = torch.where(length > 0, 1 / length, 0)  # at rate 0 nothing moves
         private, sent = dict(private), dict(sent)
         for n in (name.removeprefix("c_i.") for name in outcome.private if name.startswith("c_i.")):
             c, c_i = outcome.received[f"c.{n}"], private[f"c_i.{n}"]

@@ -30,6 +30,8 @@ class Frame:
     bases: int
     clients: int
     """all clients, in the cohort or not"""
+    momentum: float = 0.0
+    """of the clients' optimiser"""
 
 
 @kind("aggregator")

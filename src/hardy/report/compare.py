@@ -12,6 +12,7 @@ from hardy.errors import HardyError
 from hardy.report.folder import Run, number, read_run
 from hardy.report.html import figure, page, section, table
 from hardy.report.plots import COLOURS, Series, lines, percent
+from hardy.state import disk
 
 
 def _mean_and_std(objects: Sequence[Any], *keys: str) -> tuple[float, float] | None:
@@ -183,7 +184,8 @@ def write_comparison(folders: Sequence[Path], out: Path) -> Path:
             ],
         ),
     )
-    out.write_text(page(title, *body), "utf-8")
+    with disk(str(out)):
+        out.write_text(page(title, *body), "utf-8")
     return out
 
 

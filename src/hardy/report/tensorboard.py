@@ -17,16 +17,22 @@ def _scalars(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
         yield name, scalar
 
 
-def write_tensorboard(folder: Path) -> Path:
-    """Write every scalar of metrics.jsonl to folder/tensorboard, in place of an earlier export."""
+def require_tensorboard() -> Any:
+    """The writer, or an error with the remedy."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise HardyError("tensorboard is not installed. Remedy: pip install 'hardy-fl[tensorboard]'.") from None
+    return SummaryWriter
+
+
+def write_tensorboard(folder: Path) -> Path:
+    """Write every scalar of metrics.jsonl to folder/tensorboard, in place of an earlier export."""
+    writer_of = require_tensorboard()
     run, out = read_run(folder), folder / "tensorboard"
     for earlier in out.glob("events.out.tfevents.*"):
         earlier.unlink()
-    with SummaryWriter(str(out)) as writer:
+    with writer_of(str(out)) as writer:
         for row in run.rounds:
             for name, value in _scalars({key: part for key, part in row.items() if key != "round"}):
                 writer.add_scalar(name, value, row["round"])
