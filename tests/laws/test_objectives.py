@@ -36,9 +36,7 @@ def mixed_kinds():
 
 
 def test_engines_agree(objective):
-    method = papers.fedavg(objective=objective).replace(
-        aggregator=papers.scaffold().aggregator
-    )  # a rule for every role
+    method = papers.fedavg(objective=objective).replace(aggregator=papers.scaffold().aggregator)
     options = {"data": mixed_kinds(), "rounds": 2, "training": Training(rate=0.05, batch=4, replays=2)}
     one, many = fit(method, **options), fit(method, engine=VECTORISED, **options)
     assert_close(everything(one), everything(many), 1e-9)

@@ -28,6 +28,8 @@ class Run:
     rounds: list[dict[str, Any]]
     clients: list[dict[str, Any]]
     config: str
+    evaluation: dict[str, Any]
+    """what `hardy evaluate` found; empty if it was not asked"""
 
     def series(self, *keys: str) -> list[Point]:
         """(round, value) wherever the value is a number."""
@@ -83,11 +85,12 @@ def read_run(folder: Path) -> Run:
             f"{folder / 'summary.json'} does not exist. Give the folder of a finished run (of several seeds: "
             "one of its seed-* folders), or let the run finish first."
         )
-    clients, config = folder / "clients.json", folder / "config.toml"
+    clients, config, evaluation = (folder / name for name in ("clients.json", "config.toml", "evaluation.json"))
     return Run(
         folder=folder,
         summary=_json(folder / "summary.json", dict),
         rounds=_metrics(folder / "metrics.jsonl"),
         clients=_json(clients, list) if clients.exists() else [],
         config=config.read_text("utf-8", errors="replace") if config.exists() else "",
+        evaluation=_json(evaluation, dict) if evaluation.exists() else {},
     )

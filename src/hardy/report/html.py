@@ -308,10 +308,36 @@ def _settings(run: Run) -> str:
     return section("Settings", [], config, f'<p class="note">{escape(versions)}</p>' if versions else "")
 
 
+def _robustness(run: Run) -> str:
+    """Accuracy against the radius of an attack, and the red flags, as `hardy evaluate` left them."""
+    found = run.evaluation
+    families: dict[str, list[tuple[float, float]]] = {}
+    for name, figures in (found.get("robust_accuracy") or {}).items():
+        radius, mean = number(figures, "attack", "epsilon"), number(figures, "mean")
+        if radius is not None and mean is not None:
+            label = name.partition("@")[0] + (" L2" if figures["attack"].get("ball") == "l2" else "")
+            families.setdefault(label, []).append((radius * 255, mean))
+    clean = number(found, "standard_accuracy", "mean")
+    curves = [
+        Series(label=label, points=sorted({0.0: clean or 0.0, **dict(points)}.items()))
+        for label, points in families.items()
+        if len(set(points)) > 1
+    ]
+    drawing = lines(curves, title="Accuracy against the radius", y=percent, x_name="radius × 255", x_step=0.0)
+    flags = [
+        f"<li><b>{escape(f['name'])}</b> (client {f['client']}): {escape(f['message'])} {escape(f['advice'])}"
+        for f in found.get("flags") or []
+    ]
+    said = f"<h3>Red flags</h3><ul>{''.join(flags)}</ul>" if flags else ""
+    if "flags" in found and not flags:
+        said = '<p class="note">No red flag: the figures under attack passed the checks for masked gradients.</p>'
+    return section("Robustness", [figure("Accuracy against the radius of the attack", drawing)], said)
+
+
 def write_report(folder: Path) -> Path:
     """Draw the run in this folder to folder/report.html."""
     run, out = read_run(folder), folder / "report.html"
     name = str(run.summary.get("name", folder.name))
-    parts = (_header, _results, _training, _lost, _split, _pictures, _settings)
+    parts = (_header, _results, _robustness, _training, _lost, _split, _pictures, _settings)
     out.write_text(page(name, *(part(run) for part in parts)), "utf-8")
     return out
