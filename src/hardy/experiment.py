@@ -2,8 +2,8 @@
 
 import json
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from hardy import config, evaluation
+from hardy import config, evaluation, folders
 from hardy.config import FROM_PYTHON, Experiment, construct, named
 from hardy.data.dataset import Dataset
 from hardy.data.sources import data_root
@@ -25,15 +25,11 @@ from hardy.models.count import macs, parameters
 from hardy.progress import Progress
 from hardy.registry import find
 from hardy.report.html import write_report
-from hardy.report.pictures import image_grid_png
 from hardy.robustness.evaluate import Part, accuracies
 from hardy.robustness.threats import Threat
 from hardy.server import Server
 from hardy.state import Checkpoint, ServerState, disk, load_checkpoint, save_checkpoint, to, versions, write_atomic
 from hardy.tensors import Tensors
-
-_LEAST_SECONDS = 1.0
-_CHECKPOINT_SHARE = 0.05
 
 
 @dataclass(kw_only=True)
@@ -123,8 +119,8 @@ def fit(
         )
     with disk(f"the run folder {run.folder}"):
         (run.folder / "pictures").mkdir(parents=True, exist_ok=True)
-    with _locked(run.folder):
-        _introduce(run)
+    with folders.locked(run.folder):
+        folders.introduce(run)
         return _rounds(run, quiet=quiet)
 
 
@@ -140,10 +136,10 @@ def resume(
 ) -> Run:
     """Goes on with a run from its last good checkpoint; the end is the same, bit for bit, as if it had not stopped."""
     folder = Path(folder)
-    with _locked(folder):
+    with folders.locked(folder):
         run = _reopen(folder, method, model, data, data_folder, remark)
         if run.state.round == 0:
-            _introduce(run)
+            folders.introduce(run)
         return _rounds(run, quiet=quiet)
 
 
@@ -289,37 +285,12 @@ def _reopen(
     return run
 
 
-def _introduce(run: Run) -> None:
-    """What a run folder holds before its first round."""
-    folder, data = run.folder, run.engine.data
-    assert folder is not None
-    text = run.experiment.to_toml() + "\n" + config.dump({"versions": versions()}) + "\n"
-    write_atomic(folder / "config.toml", text.encode())
-    clients = [
-        {
-            "client": number,
-            "domain": client.domain,
-            "kind": client.kind,
-            "budget": client.budget,
-            "train": len(client.train),
-            "validation": len(client.validation),
-            "test": len(client.test),
-            "labels": np.bincount(data.y_train[client.train], minlength=len(data.classes)).tolist(),
-        }
-        for number, client in enumerate(data.clients)
-    ]
-    write_atomic(folder / "clients.json", json.dumps(clients).encode())
-    rows = {client.domain: client.train[:16] for client in reversed(data.clients)}
-    grid = [data.x_train[found].transpose(0, 2, 3, 1) for found in reversed(rows.values())]
-    write_atomic(folder / "pictures" / "samples.png", image_grid_png(grid, list(reversed(rows))))
-
-
 def _rounds(run: Run, *, quiet: bool) -> Run:
     experiment, folder, rounds = run.experiment, run.folder, run.experiment.rounds
     if folder is not None:
-        _truncate(folder / "metrics.jsonl", run.state.round)
+        folders.truncate(folder / "metrics.jsonl", run.state.round)
     progress = Progress(rounds, done=run.state.round, quiet=quiet)
-    pace = _Pace(experiment.checkpoint.every)
+    pace = folders.Pace(experiment.checkpoint.every)
     try:
         while run.state.round < rounds:
             began = time.perf_counter()
@@ -391,59 +362,6 @@ def _note(line: dict[str, Any], figures: Figures) -> str:
         if figures.latest and figures.latest["mean"] is not None
         else loss
     )
-
-
-def _truncate(path: Path, rounds: int) -> None:
-    """Drops the lines of rounds that will be run again."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            if json.loads(line)["round"] > rounds:
-                break
-        except (ValueError, KeyError, TypeError):
-            break  # a torn last line
-        kept.append(line + "\n")
-    write_atomic(path, "".join(kept).encode())
-
-
-class _Pace:
-    """When to save: every so many rounds, or so seldom that saving stays a small share of the time."""
-
-    def __init__(self, every: int | None) -> None:
-        self.every, self.cost, self.last = every, 0.0, time.monotonic()
-
-    def due(self, done: int) -> bool:
-        if self.every is not None:
-            return done % self.every == 0
-        return time.monotonic() - self.last >= max(_LEAST_SECONDS, self.cost / _CHECKPOINT_SHARE)
-
-    @contextmanager
-    def timed(self, done: int) -> Iterator[None]:
-        began = time.monotonic()
-        yield
-        self.last = time.monotonic()
-        self.cost = self.last - began
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One process a run folder."""
-    if not folder.is_dir():
-        raise HardyError(f"no run folder {str(folder)!r}. Start a run with `hardy run EXPERIMENT --out {folder}`.")
-    with disk("the run folder"):
-        file = (folder / ".lock").open("w")
-    with file:
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:
-            pass  # no such locks on Windows
-        except BlockingIOError as error:
-            raise HardyError(f"another process is running in {folder}; wait for it or stop it.") from error
-        yield
 
 
 def _device_name(device: torch.device) -> str:
