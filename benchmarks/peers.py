@@ -7,7 +7,7 @@ a process of its own and waits for free cores first. Runs are repeated in turn. 
 framework's quietest run, since other work on the machine can only add to it, and that of all its runs.
 
 Processes have one torch thread unless told otherwise: for a network this small a second one gains little, and where
-anything else runs on the cores torch's threads wait for each other a hundred times as long.
+anything else runs on the cores torch's threads wait for each other (seen: a hundred times as long).
 """
 
 import argparse
