@@ -1,5 +1,11 @@
 """Federated learning that holds: against adversarial inputs, shifted devices, weak hardware and hostile clients."""
 
+import os
+
+# Waiting threads must sleep, not spin: spinning makes a two-core machine with one busy core twenty times slower.
+# Read by OpenMP when torch is loaded, so it stands before everything else.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 from hardy import models, papers, parts
 from hardy.client import Training
 from hardy.config import Experiment, read
