@@ -215,7 +215,7 @@ def _parts(options: Any) -> None:
     for kind, parts in PARTS.items():
         print(f"{kind}")
         for name, factory in sorted(parts.items()):
-            words = (inspect.getdoc(factory) or "").partition("\n")[0]
+            words = " ".join((inspect.getdoc(factory) or "").partition("\n\n")[0].split())
             print(f"  {name:<20} {words}")
     print("threat")
     for name, words in PRESETS.items():
