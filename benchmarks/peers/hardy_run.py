@@ -1,5 +1,7 @@
 """The work in Hardy; the option names the engine."""
 
+import hardy  # noqa: F401, I001 - first, since it tells torch's threads how to wait
+
 from collections.abc import Iterator
 
 import numpy as np
