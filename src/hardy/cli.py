@@ -202,7 +202,11 @@ def _evaluate(options: Any) -> None:
 def _threat_table(threats: dict[str, Any]) -> str:
     """Robust accuracy, a line a threat."""
     width = max((len(name) for name in threats), default=0)
-    lines = [f"{n:<{width}}  {v['mean']:6.1%} mean  {v['worst_client']:6.1%} worst client" for n, v in threats.items()]
+    lines = [
+        f"{name:<{width}}  {found['mean']:6.1%} mean  {found['worst_client']:6.1%} worst client"
+        for name, found in threats.items()
+        if found["mean"] is not None
+    ]
     return "\n".join(["", "", *lines]) if lines else ""
 
 
