@@ -72,3 +72,6 @@ FederatedAveraging().run(
 steps = int(distributed.all_reduce([torch.tensor(float(net.steps))])[0])
 if distributed.global_rank == 0:
     run.report(steps=steps, model=net, packages=("pfl",))
+if torch.distributed.is_initialized():  # a process that just ends may abort its neighbour
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
