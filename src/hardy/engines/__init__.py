@@ -61,13 +61,13 @@ class EngineChoice:
         return engines[0] if len(engines) == 1 else fastest(engines)
 
 
-def fastest(engines: Sequence[Engine], *, turns: int = 5, budget: float = 4.0) -> Engine:
+def fastest(engines: Sequence[Engine], *, turns: int = 5, budget: float = 6.0) -> Engine:
     """The engine with the quickest turn. Turns alternate, so that a busy moment falls on all; they are as long as a
-    round's own steps, or as a tenth of the budget allows."""
+    round's own steps, or as a fifth of the budget allows."""
     began, first = time.perf_counter(), engines[0]
     local = len(first.batches(0, 0))
     once = seconds_per_slot(first, slots=1, steps=1)
-    steps = max(1, min(local, int(budget / 10 / once / _SLOTS)))
+    steps = max(1, min(local, int(budget / 5 / once / min(_SLOTS, len(first.train_rows)))))
     best = dict.fromkeys(engines, float("inf"))
     for turn in range(turns):
         if turn and first.device.type != "cuda" and time.perf_counter() - began > budget:
