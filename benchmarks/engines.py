@@ -1,10 +1,14 @@
 """Speed of the engines on one machine: python benchmarks/engines.py OUT.json
 
-1. One standard training step of the digits CNN (14.2M parameters), 50 clients, batch 32: sequential and vectorised.
-2. Peak memory of a FedAvg round against the number of clients.
-3. A whole round of one step (FBN's CNN, 10 clients, batch 50) against the bare step it contains.
+1. One training step of the digits CNN (14.2M parameters), 50 clients, batch 32, sequential and vectorised: standard,
+   and adversarial (PGD-7, then clean and attacked loss). The first step of a round and a later one differ: at the
+   first all clients hold the same weights.
+2. PGD-20 on the networks of 50 clients with BatchNorm of their own, 36 images each.
+3. Peak memory of a FedAvg round against the number of clients.
+4. A whole round of one step (FBN's CNN, 10 clients, batch 50) against the bare step it contains.
 """
 
+import gc
 import json
 import statistics
 import sys
@@ -25,13 +29,13 @@ from hardy.models import digits_cnn, fbn_cnn
 CUDA = torch.cuda.is_available()
 
 
-def federation(clients: int, rows: int, shape=(3, 28, 28)) -> Federation:
-    """Random images; every client holds `rows` of them."""
+def federation(clients: int, rows: int, shape=(3, 28, 28), tested: int = 1) -> Federation:
+    """Random images; every client holds `rows` of them and is tested on `tested`."""
     rng = np.random.default_rng(0)
     pool = min(clients * rows, 20_000)  # clients may share rows: speed does not care
     held = [np.arange(i * rows, (i + 1) * rows) % pool for i in range(clients)]
     x, y = rng.integers(0, 256, (pool, *shape), dtype=np.uint8), rng.integers(0, 10, pool)
-    made = tuple(Client(domain="d", train=r, validation=r[:0], test=r[:1] % 64) for r in held)
+    made = tuple(Client(domain="d", train=r, validation=r[:0], test=r[:tested] % 64) for r in held)
     return Federation(
         name="random", classes=tuple("0123456789"), x_train=x, y_train=y, x_test=x[:64], y_test=y[:64], clients=made
     )
@@ -113,6 +117,40 @@ def captured(function):
     return graph.replay
 
 
+def step_times(data, engine, method, repeats) -> dict[str, float]:
+    """Milliseconds of the first step of a round, of a later one, and their mean over a round of four."""
+    times = {}
+    for steps in (1, 4):
+        run = prepare(lambda norm: digits_cnn(norm=norm), data, engine, Training(batch=32, steps=steps), method)
+        few = 3 if engine == "sequential" else repeats
+        times[steps] = milliseconds(
+            partial(train_only, run, work_of(run)), few, warm=1 if engine == "sequential" else 3
+        )
+        del run
+        empty()
+    return {"first": times[1], "later": (times[4] - times[1]) / 3, "mean": times[4] / 4}
+
+
+def evaluation_times(data) -> dict[str, float]:
+    """Seconds to attack every client's own network by PGD-20."""
+    seconds = {}
+    for engine in ("sequential", "vectorised"):
+        run = prepare(
+            lambda norm: digits_cnn(norm=norm), data, engine, Training(batch=32, steps=1), hardy.papers.fedbn()
+        )
+        measure = partial(hardy.evaluate, run, "pgd-20", checks=False, quiet=True)
+        seconds[engine] = milliseconds(measure, 2 if engine == "sequential" else 5, warm=1) / 1e3
+        del run
+        empty()
+    return {**seconds, "speed_up": seconds["sequential"] / seconds["vectorised"]}
+
+
+def empty() -> None:
+    if CUDA:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
 def main(out: Path) -> None:
     device = torch.cuda.get_device_name() if CUDA else f"cpu, {torch.get_num_threads()} threads"
     result = {
@@ -125,21 +163,22 @@ def main(out: Path) -> None:
     result["largest_difference_of_engines"] = disagreement()
     print(result, flush=True)
 
-    training = Training(batch=32, steps=1)
     clients = 50 if CUDA else 10
-    data = federation(clients, 112)
-    step = {}
-    for engine in ("sequential", "vectorised"):
-        run = prepare(lambda norm: digits_cnn(norm=norm), data, engine, training)
-        step[engine] = milliseconds(partial(train_only, run, work_of(run)), repeats if engine != "sequential" else 5)
-    step["speed_up"] = step["sequential"] / step["vectorised"]
-    result["standard_step_ms"] = {"model": "digits_cnn", "clients": clients, "batch": 32, **step}
-    print(result["standard_step_ms"], flush=True)
+    data = federation(clients, 112, tested=36)
+    methods = {"standard_step_ms": hardy.papers.fedbn(), "adversarial_step_ms": hardy.papers.fatbn()}
+    for what, method in methods.items():
+        step = {engine: step_times(data, engine, method, repeats) for engine in ("sequential", "vectorised")}
+        step["speed_up"] = step["sequential"]["mean"] / step["vectorised"]["mean"]
+        result[what] = {"model": "digits_cnn", "clients": clients, "batch": 32, **step}
+        print(what, result[what], flush=True)
+    result["pgd_20_evaluation_s"] = evaluation_times(data)
+    print("evaluation", result["pgd_20_evaluation_s"], flush=True)
 
+    training = Training(batch=32, steps=1)
     if CUDA:
         memory = {}
         for number in (100, 1000):
-            torch.cuda.empty_cache()
+            empty()
             run = prepare(lambda norm: digits_cnn(norm=norm), federation(number, 32), "vectorised", training, lane=50)
             torch.cuda.reset_peak_memory_stats()
             began = time.perf_counter()

@@ -1,10 +1,14 @@
 """The convolution that vectorises, and layers that obey the call."""
 
+from functools import partial
+
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
-from hardy.models.layers import BatchNorm, _convolve, calling
+from hardy.models.layers import BatchNorm, calling
+from hardy.models.stacked import MaxPool2d, _convolve, vectorising
 
 
 @pytest.mark.parametrize(("size", "padding"), [(3, 1), (5, 2), (5, 0), (1, 0)])
@@ -33,3 +37,23 @@ def test_statistics_move_only_when_the_call_says_so():
     with calling(branch="adversarial", statistics="batch", key=None):
         layer(x)
     assert torch.equal(layer.clean.mean, torch.zeros(3)) and (layer.adversarial.mean > 0.3).all()
+
+
+@pytest.mark.parametrize(("size", "stride", "padding", "ceil"), [(2, 2, 0, False), (3, 2, 1, False), (3, 2, 0, True)])
+@pytest.mark.parametrize("slots_first", [True, False])
+def test_stacked_pooling_is_pooling_of_each(size, stride, padding, ceil, slots_first):
+    stacked, plain = (kind(size, stride, padding, ceil_mode=ceil) for kind in (MaxPool2d, nn.MaxPool2d))
+    x = torch.randn(3, 4, 5, 8, 8, dtype=torch.float64)
+    if not slots_first:  # as a grouped convolution leaves it
+        x = x.movedim(0, 1).contiguous().movedim(1, 0)
+
+    def first(pool, x):
+        return torch.func.grad(lambda x: (pool(x) ** 3).sum())(x)
+
+    def second(pool, x):
+        return torch.func.grad(lambda x: (first(pool, x) ** 2).sum())(x)
+
+    for function in (lambda pool, x: pool(x), first, second):
+        with vectorising():
+            found = torch.vmap(partial(function, stacked))(x)
+        assert torch.equal(found, torch.stack([function(plain, row) for row in x]))

@@ -12,7 +12,8 @@ from hardy.models import MODELS, digits_cnn, fbn_cnn, mini_inception, mini_resne
 from hardy.models.adoption import adopt
 from hardy.models.blocks import Shape
 from hardy.models.count import macs, parameters
-from hardy.models.layers import BatchNorm, Conv2d, InputScale, Statistics, calling
+from hardy.models.layers import BatchNorm, InputScale, Statistics, calling
+from hardy.models.stacked import Conv2d
 
 CASES = [*((name, {}) for name in MODELS), ("flra_alexnet", {"lrn": True}), ("nin", {"relu_logits": True})]
 

@@ -20,12 +20,12 @@ from hardy import tensors
 from hardy.client import Rows, State, begin, finish, keys, step
 from hardy.engines.base import Engine
 from hardy.messages import Slot, Updates, Work
-from hardy.models.layers import vectorising
+from hardy.models.stacked import vectorising
 from hardy.parts.objective import Objective
 from hardy.tensors import Tensors
 
 
-def vmap(function: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..., Any]:
+def vmap(function: Callable[..., Any], in_dims: tuple[Any, ...]) -> Callable[..., Any]:
     """torch.vmap, with layers told of it."""
     mapped = torch.vmap(function, in_dims)
 
@@ -80,8 +80,13 @@ class Vectorised(Engine):
         each = tensors.apply(lambda t: t.expand(len(slots), *t.shape), received) if one_base else received
         first = begin(self.plan, self.training, each, own)
 
-        run = vmap(partial(step, self.plan, objective, self.training), (None if one_base else 0, 0, 0, 0, None))
-        lane = _Lane(lambda received, state, rows, key, rate: run(received, state, self.batch(rows), key, rate))
+        one = partial(step, self.plan, objective, self.training)
+
+        def run(received: Tensors, state: State, rows: Tensor, key: Tensor, rate: Tensor, opening: bool) -> Any:
+            own, dims = _opening(received, state) if opening and one_base else (state, 0)
+            return vmap(one, (None if one_base else 0, dims, 0, 0, None))(received, own, self.batch(rows), key, rate)
+
+        lane = _Lane(run)
         if self.device.type == "cuda":
             lane = self._lanes.setdefault((objective, len(slots), one_base), lane)
         lane.load(received, first, rate)
@@ -91,7 +96,7 @@ class Vectorised(Engine):
         lane_keys = tensors.send(keys(self.seed, work.round, slots, max(steps)), self.device)
         losses = torch.zeros(max(steps), len(slots), dtype=self.dtype, device=self.device)
         for t, members, rows in self._schedule(batches):
-            losses[t, members] = lane.step(rows, lane_keys[t, members], members)
+            losses[t, members] = lane.step(rows, lane_keys[t, members], members, opening=t == 0)
 
         reply = finish(self.plan, objective, received, lane.unload(), first.trained, counts, rate)
         self.keep(slots, reply.private)
@@ -144,6 +149,14 @@ class Vectorised(Engine):
         return vmap(function, (None, *(0 for _ in rows)))(common, *rows)
 
 
+def _opening(received: Tensors, state: State) -> tuple[State, State]:
+    """The state at the first step, and its axes: what all slots have just received is one tensor without a slot axis,
+    so that a layer of all slots is one product instead of many."""
+    start = state._replace(trained={name: received.get(name, own) for name, own in state.trained.items()})
+    dims = pytree.tree_map(lambda _: 0, state)
+    return start, dims._replace(trained={name: None if name in received else 0 for name in state.trained})
+
+
 class _Lane:
     """The state of some slots, moved step by step.
 
@@ -155,7 +168,7 @@ class _Lane:
     def __init__(self, run: Callable[..., Any]) -> None:
         self.run = run
         self.held: tuple[Tensors, State, Tensor] | None = None
-        self.graphs: dict[int, _Graph | None] = {}
+        self.graphs: dict[tuple[int, bool], _Graph | None] = {}
 
     def load(self, received: Tensors, state: State, rate: Tensor) -> None:
         """Starts a round."""
@@ -166,22 +179,22 @@ class _Lane:
         else:
             _copy(self.held, (received, state, rate))
 
-    def step(self, rows: Tensor, key: Tensor, members: Tensor | slice) -> Any:
+    def step(self, rows: Tensor, key: Tensor, members: Tensor | slice, *, opening: bool) -> Any:
         """Moves the members by one step; returns their losses."""
         assert self.held is not None
         received, state, rate = self.held
         if isinstance(members, Tensor):
             part = pytree.tree_map(lambda leaf: leaf[members], state)
-            moved, loss = self.run(received, part, rows, key, rate)
+            moved, loss = self.run(received, part, rows, key, rate, opening)
             state = pytree.tree_map(lambda leaf, new: leaf.index_copy(0, members, new), state, moved)
             self._keep(state)
             return loss
-        size = rows.shape[1]
-        if rate.is_cuda and size in self.graphs:
-            graph = self.graphs[size] = self.graphs[size] or _Graph(self.run, self.held, rows, key)
+        seen = rows.shape[1], opening
+        if rate.is_cuda and seen in self.graphs:
+            graph = self.graphs[seen] = self.graphs[seen] or _Graph(self.run, self.held, rows, key, opening)
             return graph.replay(rows, key)
-        self.graphs[size] = None
-        state, loss = self.run(received, state, rows, key, rate)
+        self.graphs[seen] = None
+        state, loss = self.run(received, state, rows, key, rate, opening)
         self._keep(state)
         return loss
 
@@ -203,20 +216,22 @@ class _Lane:
 class _Graph:
     """One captured step on fixed tensors."""
 
-    def __init__(self, run: Callable[..., Any], held: tuple[Tensors, State, Tensor], rows: Tensor, key: Tensor) -> None:
+    def __init__(
+        self, run: Callable[..., Any], held: tuple[Tensors, State, Tensor], rows: Tensor, key: Tensor, opening: bool
+    ) -> None:
         received, state, rate = held
         self.inputs = rows.clone(), key.clone()
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):  # libraries pick their kernels before capture
-            run(received, state, *self.inputs, rate)
+            run(received, state, *self.inputs, rate, opening)
         torch.cuda.current_stream().wait_stream(aside)
         self.graph = torch.cuda.CUDAGraph()
         gc.collect()
         gc.disable()  # freeing an old graph or tensor in the middle would void the capture
         try:
             with torch.cuda.graph(self.graph):
-                moved, self.loss = run(received, state, *self.inputs, rate)
+                moved, self.loss = run(received, state, *self.inputs, rate, opening)
                 _copy(state, moved)
         finally:
             gc.enable()

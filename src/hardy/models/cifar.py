@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from hardy.models.blocks import HALF, MakeNorm, Scale, Shape, cells, chain, entrance, widen
-from hardy.models.layers import BatchNorm, Conv2d, Dropout
+from hardy.models.layers import BatchNorm, Dropout
+from hardy.models.stacked import Conv2d, MaxPool2d
 
 CIFAR: Scale = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
@@ -36,7 +37,7 @@ def nin(
         conv1=convolution(shape[0], a, 5),
         conv2=convolution(a, b, 1),
         conv3=convolution(b, c, 1),
-        pool1=nn.MaxPool2d(3, stride=2, padding=1),
+        pool1=MaxPool2d(3, stride=2, padding=1),
         drop1=Dropout(0.5),
         conv4=convolution(c, d, 5),
         conv5=convolution(d, d, 1),
@@ -78,7 +79,7 @@ def small_cnn(
             conv2=Conv2d(leaving, leaving, 3, padding=1),
             norm2=norm(leaving),
             relu2=nn.ReLU(),
-            pool=nn.MaxPool2d(2),
+            pool=MaxPool2d(2),
         )
     (hidden,) = widen(width, 256)
     return chain(
@@ -109,7 +110,7 @@ def fbn_cnn(
         conv2=Conv2d(a, a, 3, padding=1),
         relu2=nn.ReLU(),
         norm2=norm(a),
-        pool1=nn.MaxPool2d(2),
+        pool1=MaxPool2d(2),
         drop1=Dropout(0.25),
         conv3=Conv2d(a, b, 3, padding=1),
         relu3=nn.ReLU(),
@@ -117,7 +118,7 @@ def fbn_cnn(
         conv4=Conv2d(b, b, 3, padding=1),
         relu4=nn.ReLU(),
         norm4=norm(b),
-        pool2=nn.MaxPool2d(2),
+        pool2=MaxPool2d(2),
         drop2=Dropout(0.25),
         flat=nn.Flatten(),
         fc1=nn.Linear(b * cells(shape, 4), hidden),
@@ -142,7 +143,7 @@ def flra_alexnet(
     a, b, c, d = widen(width, 96, 256, 384, 192)
 
     def pool() -> nn.Module:
-        halved = nn.MaxPool2d(3, stride=2, ceil_mode=True)
+        halved = MaxPool2d(3, stride=2, ceil_mode=True)
         return chain(pool=halved, lrn=nn.LocalResponseNorm(5)) if lrn else halved
 
     model = chain(
@@ -210,7 +211,7 @@ def mini_inception(
         nonlocal side
         entering, (a,) = side, widen(width, channels)
         side += a
-        return _Beside(convolution(entering, a, 3, stride=2), nn.MaxPool2d(3, stride=2, padding=1))
+        return _Beside(convolution(entering, a, 3, stride=2), MaxPool2d(3, stride=2, padding=1))
 
     return chain(
         scale=entrance(shape, scale),

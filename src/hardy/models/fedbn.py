@@ -3,7 +3,8 @@
 from torch import nn
 
 from hardy.models.blocks import HALF, MakeNorm, Scale, Shape, cells, chain, entrance, widen
-from hardy.models.layers import BatchNorm, Conv2d
+from hardy.models.layers import BatchNorm
+from hardy.models.stacked import Conv2d, MaxPool2d
 
 
 def digits_cnn(
@@ -21,11 +22,11 @@ def digits_cnn(
         conv1=Conv2d(shape[0], a, 5, padding=2),
         norm1=norm(a),
         relu1=nn.ReLU(),
-        pool1=nn.MaxPool2d(2),
+        pool1=MaxPool2d(2),
         conv2=Conv2d(a, b, 5, padding=2),
         norm2=norm(b),
         relu2=nn.ReLU(),
-        pool2=nn.MaxPool2d(2),
+        pool2=MaxPool2d(2),
         conv3=Conv2d(b, c, 5, padding=2),
         norm3=norm(c),
         relu3=nn.ReLU(),
@@ -64,11 +65,11 @@ def alexnet(
         conv1=Conv2d(shape[0], a, 11, stride=4, padding=2),
         norm1=norm(a),
         relu1=nn.ReLU(),
-        pool1=nn.MaxPool2d(3, stride=2),
+        pool1=MaxPool2d(3, stride=2),
         conv2=Conv2d(a, b, 5, padding=2),
         norm2=norm(b),
         relu2=nn.ReLU(),
-        pool2=nn.MaxPool2d(3, stride=2),
+        pool2=MaxPool2d(3, stride=2),
         conv3=Conv2d(b, c, 3, padding=1),
         norm3=norm(c),
         relu3=nn.ReLU(),
@@ -78,7 +79,7 @@ def alexnet(
         conv5=Conv2d(d, e, 3, padding=1),
         norm5=norm(e),
         relu5=nn.ReLU(),
-        pool5=nn.MaxPool2d(3, stride=2),
+        pool5=MaxPool2d(3, stride=2),
         # AdaptiveAvgPool2d(6) on the 7x7 map of a 256x256 image, but with a deterministic backward on CUDA
         average=nn.AvgPool2d((max(1, height - 5), max(1, breadth - 5)), stride=1),
         flat=nn.Flatten(),

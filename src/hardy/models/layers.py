@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.grad import conv2d_weight
 
 from hardy import random
 
@@ -79,71 +78,18 @@ class BatchNorm(nn.Module):
         kept = self.get_submodule(call.branch)
         assert isinstance(kept, Statistics)
         if call.statistics == "running":
-            return F.batch_norm(x, kept.mean, kept.var, self.weight, self.bias, False, 0.0, self.eps)
+            return self.scale_and_shift(x, kept)
         mean, var = kept.mean.clone(), kept.var.clone()
         out = F.batch_norm(x, mean, var, self.weight, self.bias, True, self.momentum, self.eps)
         kept.mean, kept.var = mean, var
         return out
 
-
-_vectorising: ContextVar[bool] = ContextVar("hardy_vectorising", default=False)
-
-
-@contextmanager
-def vectorising() -> Iterator[None]:
-    """Tells the layers inside that they run for many slots at once."""
-    token = _vectorising.set(True)
-    try:
-        yield
-    finally:
-        _vectorising.reset(token)
-
-
-class _Convolve(torch.autograd.Function):
-    """A convolution of stride 1 whose input gradient is again a convolution, with the kernel turned round.
-
-    vmap makes grouped convolutions of many clients' layers, and cuDNN's own kernels for their input gradient are slow,
-    while adversarial training asks for little else.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, padding: int) -> Tensor:
-        return F.conv2d(x, weight, None, 1, padding)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
-        x, weight, ctx.padding = inputs
-        ctx.save_for_backward(x, weight)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
-        to_x = to_weight = None
-        if ctx.needs_input_grad[0]:
-            to_x = _convolve(gradient, weight.flip(2, 3).transpose(0, 1), weight.shape[-1] - 1 - ctx.padding)
-        if ctx.needs_input_grad[1]:
-            to_weight = conv2d_weight(x, weight.shape, gradient, 1, ctx.padding)  # type: ignore[no-untyped-call]
-        return to_x, to_weight, None
-
-
-def _convolve(x: Tensor, weight: Tensor, padding: int) -> Tensor:
-    out: Tensor = _Convolve.apply(x, weight, padding)  # type: ignore[no-untyped-call]
-    return out
-
-
-class Conv2d(nn.Conv2d):
-    """nn.Conv2d that vectorises well on a GPU, where its stride is 1."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        size, padding = self.kernel_size[0], self.padding[0]
-        plain = self.stride == (1, 1) and self.dilation == (1, 1) and self.groups == 1
-        square = self.kernel_size == (size, size) and self.padding == (padding, padding)
-        if not (_vectorising.get() and x.is_cuda and plain and square and isinstance(padding, int) and padding < size):
-            return super().forward(x)
-        out = _convolve(x, self.weight, padding)
-        return out if self.bias is None else out + self.bias.view(-1, 1, 1)
+    def scale_and_shift(self, x: Tensor, kept: Statistics) -> Tensor:
+        """The norm as one product and sum: attacks do little else, and it needs no copies under vmap."""
+        scale = self.weight * torch.rsqrt(kept.var + self.eps)
+        shift = self.bias - kept.mean * scale
+        shape = -1, *[1] * (x.dim() - 2)
+        return torch.addcmul(shift.view(shape), x, scale.view(shape))
 
 
 class Dropout(nn.Module):

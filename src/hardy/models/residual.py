@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from hardy.models.blocks import HALF, MakeNorm, Scale, Shape, chain, entrance, widen
-from hardy.models.layers import BatchNorm, Conv2d
+from hardy.models.layers import BatchNorm
+from hardy.models.stacked import Conv2d
 
 
 def _shortcut(entering: int, leaving: int, stride: int) -> nn.Module | None:

@@ -7,7 +7,8 @@ from math import prod
 from torch import nn
 
 from hardy.models.blocks import HALF, MakeNorm, Scale, Shape, cells, chain, entrance, widen
-from hardy.models.layers import BatchNorm, Conv2d
+from hardy.models.layers import BatchNorm
+from hardy.models.stacked import Conv2d, MaxPool2d
 
 
 def mlp(
@@ -43,11 +44,11 @@ def tiny_cnn(
         conv1=Conv2d(shape[0], a, 3, padding=1),
         norm1=norm(a),
         relu1=nn.ReLU(),
-        pool1=nn.MaxPool2d(2),
+        pool1=MaxPool2d(2),
         conv2=Conv2d(a, b, 3, padding=1),
         norm2=norm(b),
         relu2=nn.ReLU(),
-        pool2=nn.MaxPool2d(2),
+        pool2=MaxPool2d(2),
         flat=nn.Flatten(),
         fc=nn.Linear(b * cells(shape, 4), classes),
     )

@@ -19,13 +19,15 @@ from hardy.registry import part
 @part("norm")
 @dataclass(frozen=True, kw_only=True)
 class Local(Batch):
-    """BatchNorm that never leaves its client."""
+    """BatchNorm that stays with its client."""
 
     affine: Placement = Placement.PRIVATE
     """who owns scale and shift; shared = only the statistics stay local"""
+    statistics: Placement = Placement.PRIVATE
+    """reported = the server is shown them, as FedRBN needs"""
 
     def placement(self, tag: Tag) -> Placement:
-        return self.affine if tag.role is Role.NORM_AFFINE else Placement.PRIVATE
+        return self.affine if tag.role is Role.NORM_AFFINE else self.statistics
 
 
 local = Local

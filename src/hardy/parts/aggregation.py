@@ -5,7 +5,7 @@ grow with the number of clients; any other rule collects and is applied once at 
 stages, which decide how much each update counts, before a rule that heeds it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -32,6 +32,10 @@ class Frame:
     """all clients, in the cohort or not"""
     momentum: float = 0.0
     """of the clients' optimiser"""
+    round: int = 0
+    """rounds done"""
+    kinds: Sequence[str] = ()
+    """AT or ST, a client each"""
 
 
 @kind("aggregator")
@@ -72,6 +76,10 @@ class Aggregator:
     def combine(self, updates: Updates, frame: Frame) -> Tensors:
         """One value a shared tensor out of the stacked values of one base."""
         raise NotImplementedError
+
+    def figures(self, memory: Tensors) -> dict[str, Any]:
+        """What metrics.jsonl is told of the round that left this memory."""
+        return {}
 
 
 @dataclass
@@ -181,6 +189,12 @@ class ByRole(Aggregator):
                 kept |= _under(role, left)
         return shared, kept
 
+    def figures(self, memory: Tensors) -> dict[str, Any]:
+        told: dict[str, Any] = {}
+        for role, rule in (*self._rules().items(), ("default", self.default)):
+            told |= rule.figures(_inside(role, memory))
+        return told
+
 
 def _narrow(frame: Frame, names: list[str]) -> Frame:
     return replace(frame, shared=tensors.select(frame.shared, names))
@@ -207,6 +221,19 @@ class Stage:
     def apply(self, updates: Updates, frame: Frame, memory: Tensors) -> tuple[Updates, Tensors]:
         """The updates of one base with other weights, on any scale, and what it remembers of that base from now on."""
         raise NotImplementedError
+
+    def figures(self, memory: Tensors) -> dict[str, Any]:
+        """What metrics.jsonl is told of the round that left this memory, [B, ...]."""
+        return {}
+
+
+@part("stage")
+@dataclass(frozen=True, kw_only=True)
+class Uniform(Stage):
+    """Every update counts the same from here on, whatever its number of examples."""
+
+    def apply(self, updates: Updates, frame: Frame, memory: Tensors) -> tuple[Updates, Tensors]:
+        return replace(updates, weights=torch.ones_like(updates.weights)), memory
 
 
 @part("aggregator")
@@ -252,6 +279,12 @@ class Chain(Aggregator):
         shared, own = self.rule.finish(weighed, frame, _inside("rule", memory))
         return shared, kept | _under("rule", own)
 
+    def figures(self, memory: Tensors) -> dict[str, Any]:
+        told = self.rule.figures(_inside("rule", memory))
+        for number, stage in enumerate(self.stages):
+            told |= stage.figures(_inside(str(number), memory))
+        return told
 
-by_role, chain, mean = ByRole, Chain, Mean
-__all__ = ["Aggregator", "Frame", "Stage", "by_role", "chain", "mean"]
+
+by_role, chain, mean, uniform = ByRole, Chain, Mean, Uniform
+__all__ = ["Aggregator", "Frame", "Stage", "by_role", "chain", "mean", "uniform"]

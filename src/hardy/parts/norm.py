@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from hardy.data.splits import Client
+from hardy.errors import HardyError
 from hardy.models.layers import BatchNorm
-from hardy.partition import Placement, Tag
+from hardy.partition import Placement, Role, Tag
 from hardy.registry import kind, part
 from hardy.tensors import Tensors
 
@@ -29,8 +30,14 @@ class Norm:
         """Where a tensor of a norm layer lives."""
         return Placement.SHARED
 
+    @property
+    def reads(self) -> frozenset[str]:
+        """The other branches whose statistics `exchange` looks at, so that they must not stay private."""
+        return frozenset()
+
     def exchange(self, reported: Tensors, tags: Mapping[str, Tag], clients: Sequence[Client]) -> Tensors:
-        """What the server does to reported statistics between rounds, [C, B, ...]."""
+        """What the server does to reported statistics between rounds, [C, B, ...]. It is shown those of all branches;
+        what it returns for a branch that is not its own is left aside."""
         return reported
 
 
@@ -41,9 +48,11 @@ class Batch(Norm):
 
     momentum: float = 0.1
     """share of the new batch in the running statistics"""
+    noise: float = 0.0
+    """deviation σ of Gaussian noise on every update of the running statistics, before anybody else sees them"""
 
     def layer(self, features: int) -> nn.Module:
-        return BatchNorm(features, momentum=self.momentum)
+        return BatchNorm(features, momentum=self.momentum, noise=self.noise)
 
 
 @part("norm")
@@ -51,27 +60,45 @@ class Batch(Norm):
 class Dual(Norm):
     """Two sets of statistics, for clean and for attacked images, behind one affine (Xie et al. 2020; DBN in FedRBN).
 
-    Each branch is owned as the norm given for it says; the affine as the clean one says.
+    Each branch is owned as the norm given for it says; the one affine as the clean one says.
     """
 
     clean: Norm = Batch()
     adversarial: Norm = Batch()
     momentum: float = 0.1
+    noise: float = 0.0
+    """σ, as in `batch`"""
+    dual_affine: bool = False
+    """an affine for each branch, as Split-Mix has it"""
+
+    def __post_init__(self) -> None:
+        statistics = Tag(Role.NORM_MEAN, branch="clean")
+        if "clean" in self.adversarial.reads and self.clean.placement(statistics) is Placement.PRIVATE:
+            raise HardyError(
+                f"norm {type(self.adversarial).__name__!r} compares clients by their clean statistics, but "
+                f"{type(self.clean).__name__!r} keeps these private. Usual fix: clean = local with statistics = reported."
+            )
 
     @property
     def branches(self) -> frozenset[str]:
         return frozenset({"clean", "adversarial"})
 
     def layer(self, features: int) -> nn.Module:
-        return BatchNorm(features, branches=("clean", "adversarial"), momentum=self.momentum)
+        return BatchNorm(
+            features,
+            branches=("clean", "adversarial"),
+            momentum=self.momentum,
+            noise=self.noise,
+            dual_affine=self.dual_affine,
+        )
 
     def placement(self, tag: Tag) -> Placement:
         return (self.adversarial if tag.branch == "adversarial" else self.clean).placement(tag)
 
     def exchange(self, reported: Tensors, tags: Mapping[str, Tag], clients: Sequence[Client]) -> Tensors:
         for branch, norm in (("clean", self.clean), ("adversarial", self.adversarial)):
-            mine = {name: value for name, value in reported.items() if tags[name].branch == branch}
-            reported = {**reported, **norm.exchange(mine, tags, clients)}
+            written = norm.exchange(reported, tags, clients)
+            reported = {n: written[n] if (tags[n].branch or "clean") == branch else t for n, t in reported.items()}
         return reported
 
 

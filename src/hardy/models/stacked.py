@@ -1,0 +1,165 @@
+"""Layers that run well for many slots at once, where vmap alone would copy or fall back to slow kernels."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.grad import conv2d_weight
+
+_vectorising: ContextVar[bool] = ContextVar("hardy_vectorising", default=False)
+
+
+@contextmanager
+def vectorising() -> Iterator[None]:
+    """Tells the layers inside that they run for many slots at once."""
+    token = _vectorising.set(True)
+    try:
+        yield
+    finally:
+        _vectorising.reset(token)
+
+
+class _Convolve(torch.autograd.Function):
+    """A convolution of stride 1 whose input gradient is again a convolution, with the kernel turned round.
+
+    vmap makes grouped convolutions of many clients' layers, and cuDNN's own kernels for their input gradient are slow,
+    while adversarial training asks for little else.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, padding: int) -> Tensor:
+        return F.conv2d(x, weight, None, 1, padding)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+        x, weight, ctx.padding = inputs
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        to_x = to_weight = None
+        if ctx.needs_input_grad[0]:
+            to_x = _convolve(gradient, weight.flip(2, 3).transpose(0, 1), weight.shape[-1] - 1 - ctx.padding)
+        if ctx.needs_input_grad[1]:
+            to_weight = conv2d_weight(x, weight.shape, gradient, 1, ctx.padding)  # type: ignore[no-untyped-call]
+        return to_x, to_weight, None
+
+
+def _convolve(x: Tensor, weight: Tensor, padding: int) -> Tensor:
+    out: Tensor = _Convolve.apply(x, weight, padding)  # type: ignore[no-untyped-call]
+    return out
+
+
+class Conv2d(nn.Conv2d):
+    """nn.Conv2d that vectorises well on a GPU, where its stride is 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        size, padding = self.kernel_size[0], self.padding[0]
+        plain = self.stride == (1, 1) and self.dilation == (1, 1) and self.groups == 1
+        square = self.kernel_size == (size, size) and self.padding == (padding, padding)
+        if not (_vectorising.get() and x.is_cuda and plain and square and isinstance(padding, int) and padding < size):
+            return super().forward(x)
+        out = _convolve(x, self.weight, padding)
+        return out if self.bias is None else out + self.bias.view(-1, 1, 1)
+
+
+class Pooling(NamedTuple):
+    """The arguments of a max pooling."""
+
+    size: int | tuple[int, int]
+    stride: int | tuple[int, int]
+    padding: int | tuple[int, int]
+    ceil: bool
+
+    @property
+    def apart(self) -> bool:
+        """Whether no two windows meet."""
+        return isinstance(self.size, int) and isinstance(self.stride, int) and self.size <= self.stride
+
+
+class _Pool(torch.autograd.Function):
+    """Max pooling that takes the images of many slots as they lie in memory, where vmap would copy them."""
+
+    @staticmethod
+    def forward(x: Tensor, how: Pooling) -> tuple[Tensor, Tensor]:
+        pool = torch.ops.aten.max_pool2d_with_indices
+        return cast(tuple[Tensor, Tensor], pool(x, how.size, how.stride, how.padding, 1, how.ceil))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Pooling], output: tuple[Tensor, Tensor]) -> None:
+        ctx.how = inputs[1]
+        ctx.save_for_backward(inputs[0], output[1])
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None]:
+        return _Unpool.apply(gradient, *ctx.saved_tensors, ctx.how), None  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, how: Pooling) -> tuple[tuple[Tensor, ...], Any]:
+        x = x.movedim(in_dims[0], 0)
+        into = _lying(x)
+        outs = _Pool.apply(_merge(x, into), how)  # type: ignore[no-untyped-call]
+        return tuple(_part(out, into, info.batch_size) for out in outs), (0, 0)
+
+
+class _Unpool(torch.autograd.Function):
+    """The gradient of `_Pool`."""
+
+    @staticmethod
+    def forward(gradient: Tensor, x: Tensor, index: Tensor, how: Pooling) -> Tensor:
+        if how.apart:  # every pixel is in one window: its gradient is put back by index, which is much quicker
+            flat = x.new_zeros(*x.shape[:2], x.shape[2] * x.shape[3])
+            return flat.scatter_(2, index.flatten(2), gradient.flatten(2)).view_as(x)
+        unpool = torch.ops.aten.max_pool2d_with_indices_backward
+        return cast(Tensor, unpool(gradient, x, how.size, how.stride, how.padding, 1, how.ceil, index))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Pooling], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        (index,) = ctx.saved_tensors
+        return gradient.flatten(2).gather(2, index.flatten(2)).view_as(index), None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, gradient: Tensor, x: Tensor, index: Tensor, how: Pooling) -> tuple[Tensor, int]:
+        gradient, x, index = (
+            t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+            for t, dim in zip((gradient, x, index), in_dims, strict=False)
+        )
+        into = _lying(x)
+        merged = (_merge(t, into) for t in (gradient, x, index))
+        return _part(_Unpool.apply(*merged, how), into, info.batch_size), 0  # type: ignore[no-untyped-call]
+
+
+def _lying(x: Tensor) -> int:
+    """Where the slots of [S, N, C, H, W] lie in memory: before the examples (0) or before the channels (1)."""
+    return int(x.movedim(0, 1).is_contiguous())
+
+
+def _merge(x: Tensor, into: int) -> Tensor:
+    return x.movedim(0, into).flatten(into, into + 1)
+
+
+def _part(x: Tensor, into: int, slots: int) -> Tensor:
+    return x.view(*x.shape[:into], slots, -1, *x.shape[into + 1 :]).movedim(into, 0)
+
+
+class MaxPool2d(nn.MaxPool2d):
+    """nn.MaxPool2d that vectorises well."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        how = Pooling(self.kernel_size, self.stride, self.padding, self.ceil_mode)
+        if not _vectorising.get() or self.dilation != 1:
+            return cast(Tensor, super().forward(x))
+        out, _ = cast(tuple[Tensor, Tensor], _Pool.apply(x, how))  # type: ignore[no-untyped-call]
+        return out
