@@ -17,6 +17,7 @@ from hardy import random
 from hardy.errors import HardyError
 from hardy.messages import Slot
 from hardy.method import Plan
+from hardy.models.layers import forcing
 from hardy.models.net import Net
 from hardy.partition import Placement
 from hardy.parts.objective import Batch, Objective, Outcome
@@ -45,7 +46,10 @@ class Training:
     """times each batch is shown in a row (free adversarial training)"""
     remainder: Literal["keep", "drop", "wrap"] = "keep"
     """the examples left over by the last full batch: a smaller batch, left out, or filled up from the start"""
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: Literal["constant", "cosine", "harmonic"] = "constant"
+    """cosine: down to 0 at the last round; harmonic: rate / (1 + round // period)"""
+    period: int = 1000
+    """rounds between two steps of the harmonic schedule"""
     milestones: tuple[int, ...] = ()
     """rounds after which the rate is multiplied by `decay`"""
     decay: float = 0.1
@@ -59,6 +63,7 @@ class Training:
             "epochs": (self.epochs >= 1, "1 or more"),
             "epochs_decay": (0 < self.epochs_decay <= 1, "in (0, 1]"),
             "epochs_every": (self.epochs_every >= 1, "1 or more"),
+            "period": (self.period >= 1, "1 or more"),
             "replays": (self.replays >= 1, "1 or more"),
             "steps": (self.steps is None or self.steps >= 1, "1 or more, or absent"),
             "decay": (self.decay > 0, "above 0"),
@@ -70,6 +75,8 @@ class Training:
     def rate_at(self, round: int, rounds: int) -> float:
         """The learning rate of a round (counted from 0)."""
         rate = self.rate * self.decay ** sum(round >= m for m in self.milestones)
+        if self.schedule == "harmonic":
+            return rate / (1 + round // self.period)
         return rate * (1 + np.cos(np.pi * round / rounds)) / 2 if self.schedule == "cosine" else rate
 
     def epochs_at(self, round: int) -> int:
@@ -153,13 +160,17 @@ def step(
     batch: Batch,
     key: Tensor,
     rate: Tensor,
+    *,
+    frozen: bool = False,
 ) -> tuple[State, Tensor]:
     """One descent step on the weights (and ascent step on what the objective plays against them), and the loss."""
+    sent = {copy: received[name] for copy, name in plan.sent.items()}
 
     def total(trained: Tensors, private: Tensors) -> tuple[Tensor, tuple[Tensor, Tensors]]:
-        net = Net(plan.model, trained, state.kept)
-        loss = objective.loss(net, private, batch, key)
-        return loss + objective.penalty(trained, received), (loss, net.kept)
+        net = Net(plan.model, trained, {**state.kept, **sent})
+        with forcing("running" if frozen else None):
+            loss = objective.loss(net, private, batch, key)
+        return loss + objective.penalty(trained, received), (loss, select(net.kept, state.kept))
 
     wanted = (0, 1) if objective.ascends else (0,)
     (gradient, *ascent), (_, (loss, kept)) = grad_and_value(total, wanted, has_aux=True)(state.trained, state.private)

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hardy.client import Training
+from hardy.data.splits import Affording
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError, unknown
 from hardy.method import Method
 from hardy.parts.admission import Admission
-from hardy.registry import KINDS, PARTS, find
+from hardy.registry import KINDS, PARTS, find, name_of
 from hardy.robustness.faults import Faults
 from hardy.robustness.threats import parse as parse_threat
 from hardy.server import Cohort
@@ -45,8 +46,13 @@ class DataChoice:
     """test rows: cut among a domain's clients, all rows for each, or matched to a client's classes"""
     limit: int | None = None
     """training rows a domain"""
-    adversarial: float | tuple[str, ...] = 0.0
-    """clients of kind AT, for objective by_kind: a share of each domain's, or the domains whose clients all are"""
+    shift: str | Table | None = None
+    """how the clients' devices differ: each takes its training and validation rows in its own way"""
+    shift_test: bool = False
+    """test rows too are taken by the clients' devices; else they are as they come, as in FedRobust"""
+    adversarial: Affording = None
+    """who is of kind AT, for objective by_kind: a share of each domain's clients, a list of domains or of clients'
+    numbers, or a share for each of some domains ({ mnist = 0.2 }); the others are ST. Absent: nobody is kept from it"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +66,12 @@ class EvaluationChoice:
     attack_branch: str = "clean"
     """statistics the attacks climb on"""
     predict_branch: str = "clean"
-    """statistics attacked images are judged with"""
+    """statistics images are judged with, attacked or not"""
+    diagnose: bool = False
+    """at every evaluation also record what the objective can say of its convergence (FedRobust: primal gap, ‖∇Φ‖,
+    conditions on the step sizes); takes about as long as 25 local steps"""
+    drift: bool = False
+    """record each round how far the clients' weights lie apart; costs a pass over all replies, held in memory"""
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -106,7 +117,7 @@ class Experiment:
             raise HardyError(f"seed is {self.seed}; it must be in [0, 2^63).")
 
     def to_toml(self) -> str:
-        return dump(dataclasses.asdict(self))
+        return dump(_table(self))
 
 
 def bundled() -> list[str]:
@@ -248,7 +259,7 @@ def convert(value: Any, hint: Any, path: str) -> Any:
             return tuple(convert(v, kind, f"{path}[{i}]") for i, (v, kind) in enumerate(zip(value, kinds, strict=True)))
         raise HardyError(f"{path} is {value!r}; it must hold {len(kinds)} values.")
     if origin is dict and isinstance(value, dict):
-        return value
+        return {key: convert(v, kinds[1], f"{path}.{key}") for key, v in value.items()}
     raise HardyError(f"{path} is {value!r}; it must be a {'table' if origin is dict else 'list'}.")
 
 
@@ -271,6 +282,14 @@ def _plain(value: Any, hint: type, path: str) -> Any:
         return value
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word in quotes"}
     raise HardyError(f"{path} is {value!r}; it must be {words.get(hint, hint.__name__)}.")
+
+
+def _table(value: Any) -> Any:
+    """A tree of dataclasses as tables; a part among them gets its name."""
+    if not dataclasses.is_dataclass(value):
+        return value
+    named = {"name": name_of(type(value))} if isinstance(value, tuple(KINDS)) else {}
+    return named | {f.name: _table(getattr(value, f.name)) for f in dataclasses.fields(value)}
 
 
 def dump(table: Table, path: str = "") -> str:

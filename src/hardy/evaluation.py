@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardy import random, tensors
+from hardy import projections, random, tensors
 from hardy.errors import HardyError
 from hardy.models.net import Net
 from hardy.progress import Progress
 from hardy.report.html import write_report
 from hardy.report.pictures import image_grid_png
+from hardy.robustness.attacks import Attack
 from hardy.robustness.checks import check
 from hardy.robustness.evaluate import Branches, Deployed, Mask, Part, summarise, threat_key
 from hardy.robustness.threats import Threat, parse, parse_all
@@ -32,14 +33,16 @@ if TYPE_CHECKING:
 
 _SHOWN = 12
 """images in a picture of an attack"""
+_ASKED, _CLASSES = 400, 3
+"""images of a client asked for representations, and the classes shown of them"""
 
 
 def evaluate(
     run: "Run",
     threats: str | Sequence[str | Threat] = (),
     *,
-    attack_branch: str = "clean",
-    predict_branch: str = "clean",
+    attack_branch: str | None = None,
+    predict_branch: str | None = None,
     part: Part = "test",
     limit: int | None = None,
     epsilons: Sequence[float] = (),
@@ -49,8 +52,10 @@ def evaluate(
     """Measures the networks of a run as deployed; a run with a folder gets evaluation.json and a new report.
 
     Threats are texts such as "pgd-20,autoattack" or Threat objects. `limit` takes the first rows of each client.
-    `epsilons` adds every threat at these radii too, for a curve.
+    `epsilons` adds every threat at these radii too, for a curve. Branches not given are the experiment's.
     """
+    choice = run.experiment.evaluation
+    attack_branch, predict_branch = attack_branch or choice.attack_branch, predict_branch or choice.predict_branch
     if limit is not None and limit < 1:
         raise HardyError(f"limit is {limit}; it must be 1 or more rows a client.")
     chosen = _threats(threats, epsilons)
@@ -73,6 +78,8 @@ def evaluate(
     result = record.result(chosen)
     if run.folder is not None:
         _illustrate(run, deployed, chosen)
+        if chosen:
+            projections.write(run.folder, threat=chosen[0].name, domains=_represent(run, deployed, chosen[0]))
         if part == "test" and limit is None:  # figures that stand beside others must be of all test rows
             _publish(run.folder, result)
     return result
@@ -194,8 +201,7 @@ def _illustrate(run: "Run", deployed: Deployed, threats: Sequence[Threat]) -> No
     classes = run.engine.data.classes
     for threat in threats:
         key = threat_key(run.experiment.seed, threat, "picture").to(x.device)
-        attack = threat.attack if not threat.attack.stages()[0][0] else threat.attack.stages()[0][1]
-        changed = attack.perturb(forward, x, y, key)
+        changed = _first(threat).perturb(forward, x, y, key)
         change = changed - x
         magnified = 0.5 + 0.5 * change / change.abs().max().clamp_min(1e-12)
         rows = [_pixels(x), _pixels(changed), _pixels(magnified)]
@@ -205,6 +211,37 @@ def _illustrate(run: "Run", deployed: Deployed, threats: Sequence[Threat]) -> No
         with disk("pictures"):
             (folder / "pictures").mkdir(exist_ok=True)
         write_atomic(folder / "pictures" / f"attack {name}.png", image_grid_png(rows, labels))
+
+
+def _first(threat: Threat) -> Attack:
+    """The attack, or the first of its stages."""
+    name, attack = threat.attack.stages()[0]
+    return attack if name else threat.attack
+
+
+def _represent(run: "Run", deployed: Deployed, threat: Threat) -> list[dict[str, Any]]:
+    """Images of some classes and the same attacked, as the last layer of a client of each domain sees them."""
+    found = []
+    last = {c.domain: number for number, c in enumerate(run.engine.data.clients) if len(deployed.rows[number])}
+    for domain, client in last.items():  # the first ones are those that can afford adversarial training
+        forward, x, y = _network(run, deployed, client, _ASKED)
+        x, y = x[y < _CLASSES], y[y < _CLASSES]
+        if len(x) < 2:
+            continue
+        key = threat_key(run.experiment.seed, threat, "representations").to(x.device)
+        attacked = _first(threat).perturb(partial(forward.func, branch=deployed.branches.attack), x, y, key)
+        seen = [projections.penultimate(forward.func, z, deployed.branches.predict) for z in (x, attacked)]
+        names = [run.engine.data.classes[label] for label in y.tolist()]
+        marks = [(name, state) for state in ("clean", "attacked") for name in names]
+        points = projections.plane(torch.cat(seen)).tolist()
+        found.append(
+            {
+                "domain": domain,
+                "client": client,
+                "points": [[*at, *mark] for at, mark in zip(points, marks, strict=True)],
+            }
+        )
+    return found
 
 
 def _pixels(x: Tensor) -> Any:

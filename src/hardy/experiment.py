@@ -11,17 +11,23 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from hardy import config, evaluation, folders
-from hardy.config import FROM_PYTHON, Experiment, construct, named
+from hardy import afterwards, config, evaluation, folders, projections
+from hardy.afterwards import Estimate
+from hardy.config import FROM_PYTHON, Experiment, construct, convert, named
 from hardy.data.dataset import Dataset
+from hardy.data.shifts import Shift, shifted
 from hardy.data.sources import data_root
 from hardy.data.sources import load as load_source
 from hardy.data.splits import Federation, federate, with_kinds
+from hardy.diagnosis import diagnose
 from hardy.engines import Engine, Resident
-from hardy.errors import HardyError
+from hardy.errors import HardyError, unknown
 from hardy.method import Method, Model
 from hardy.models.count import macs, parameters
+from hardy.models.net import Net
 from hardy.progress import Progress
 from hardy.registry import find
 from hardy.report.html import write_report
@@ -71,6 +77,22 @@ class Run:
     def forward_macs(self) -> int:
         """Multiply-accumulates of one image's way through the network."""
         return macs(self.engine.plan.model, self.engine.data.shape)
+
+    def newcomer(
+        self, statistics: Estimate, *, domain: str | None = None, images: Tensor | NDArray[Any] | None = None
+    ) -> Net:
+        """A network for somebody who never took part: net(x, branch=...) gives the logits of images in [0, 1].
+
+        Where clients keep their norms, it gets their average ("average"), over all of them or over one domain's; or
+        ("images") that with clean statistics measured on images of its own, uint8 or in [0, 1], [N, C, H, W]. The
+        adversarial branch is averaged over clients of kind AT, or is what the norm gives to a client of kind ST.
+        """
+        return afterwards.newcomer(self, statistics, domain=domain, images=images)
+
+    def fine_tune(self, *, steps: int, freeze: int = 0, rate: float | None = None) -> "Run":
+        """A run in which every client went on alone for so many steps of its own objective, with the first `freeze`
+        layers held; the rate is training.rate unless given. This run stays as it is."""
+        return afterwards.fine_tune(self, steps=steps, freeze=freeze, rate=rate)
 
     def summary(self) -> dict[str, Any]:
         """What summary.json holds."""
@@ -184,6 +206,9 @@ def prepare(
     device, given = experiment.engine.find_device(), data is not None
     if not isinstance(data, Federation):
         data = _federation(experiment, data, data_folder)
+    elif experiment.data.shift is not None:
+        raise HardyError("data.shift cannot shift a federation that is given; use hardy.data.shifts.shifted on it.")
+    data = experiment.faults.infiltrate(data, experiment.seed)
     chosen = method or config.method(experiment)
     build = model or _model(experiment, data)
     with torch.random.fork_rng(devices=[]):
@@ -199,9 +224,13 @@ def prepare(
         cohort=experiment.cohort,
         faults=experiment.faults,
         admission=experiment.admission,
-        momentum=experiment.training.momentum,
+        training=experiment.training,
+        drift=experiment.evaluation.drift,
     )
     server.refuse_impossible(experiment.training)
+    for branch in (experiment.evaluation.attack_branch, experiment.evaluation.predict_branch):
+        if chosen.norm.branches is not None and branch not in chosen.norm.branches:
+            raise unknown("branch in evaluation", branch, chosen.norm.branches)
     resident = Resident(data, device, experiment.engine.precision)
     engine = experiment.engine.make(plan, resident, experiment.training, seed=experiment.seed)
     state = server.start()
@@ -241,6 +270,9 @@ def _federation(experiment: Experiment, dataset: Dataset | None, folder: Path | 
         limit=choice.limit,
         seed=experiment.seed,
     )
+    if choice.shift is not None:
+        shift = convert(choice.shift, Shift, "data.shift")
+        federation = shifted(federation, shift, seed=experiment.seed, test=choice.shift_test)
     return with_kinds(federation, choice.adversarial)
 
 
@@ -315,13 +347,11 @@ def _rounds(run: Run, *, quiet: bool) -> Run:
         progress.close()
     if folder is not None:
         write_atomic(folder / "summary.json", json.dumps(run.summary(), indent=2).encode())
+        projections.write(folder, norms=projections.norms(run))
         with disk("report.html"):
             write_report(folder)
     if experiment.evaluation.threats and not run.robust:
-        choice = experiment.evaluation
-        run.robust = evaluation.evaluate(
-            run, choice.threats, attack_branch=choice.attack_branch, predict_branch=choice.predict_branch, quiet=quiet
-        )["robust_accuracy"]
+        run.robust = evaluation.evaluate(run, experiment.evaluation.threats, quiet=quiet)["robust_accuracy"]
     return run
 
 
@@ -330,9 +360,12 @@ def _evaluate(run: Run, line: dict[str, Any]) -> None:
     experiment, done = run.experiment, run.state.round
     if done % experiment.evaluation.every and done != experiment.rounds:
         return
-    validation, test = (accuracies(run.engine, run.state, part) for part in get_args(Part))
+    branch = experiment.evaluation.predict_branch
+    validation, test = (accuracies(run.engine, run.state, part, branch) for part in get_args(Part))
     line["validation_accuracy"], line["standard_accuracy"] = validation, test
     run.figures.latest = test
+    if experiment.evaluation.diagnose:
+        line |= diagnose(run.engine, run.state, experiment.training.rate_at(done - 1, experiment.rounds))
     score, best = validation["mean"], run.figures.best
     if score is not None and (best is None or score > best["validation_accuracy"]):
         run.figures.best = {"round": done, "validation_accuracy": score, "standard_accuracy": test}
@@ -351,12 +384,14 @@ def _macs_of_a_slot(run: Run, round: int) -> float:
     """Multiply-accumulates of an average slot's round: forward and twice that backward, for every pass."""
     engine, plan = run.engine, run.engine.plan
     examples = np.mean([engine.training.examples(len(rows), round) for rows in engine.train_rows])
-    passes = np.mean([plan.method.objective.of(client.kind).passes for client in engine.data.clients])
+    passes = np.mean([plan.method.objective.of(client.kind, round).passes for client in engine.data.clients])
     return float(3 * run.forward_macs * examples * passes)
 
 
 def _note(line: dict[str, Any], figures: Figures) -> str:
     loss = f"loss {line['loss']:.3f}" if line["loss"] is not None else "no reply counted"
+    if broken := line.get("broken_conditions"):
+        loss += f"  {len(broken)} conditions on step sizes broken"
     return (
         f"{loss}  accuracy {figures.latest['mean']:.1%}"
         if figures.latest and figures.latest["mean"] is not None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hardy import config
+from hardy.data.shifts import Shift, device, seen
 from hardy.errors import HardyError
 from hardy.report.pictures import image_grid_png
 from hardy.state import disk, versions, write_atomic
@@ -44,6 +45,13 @@ def introduce(run: "Run") -> None:
     rows = {client.domain: client.train[:16] for client in reversed(data.clients)}
     grid = [data.x_train[found].transpose(0, 2, 3, 1) for found in reversed(rows.values())]
     write_atomic(folder / "pictures" / "samples.png", image_grid_png(grid, list(reversed(rows))))
+    if run.experiment.data.shift is not None:
+        shift = config.convert(run.experiment.data.shift, Shift, "data.shift")
+        scene = data.x_test[:: max(1, len(data.x_test) // 16)][:16]
+        taken = [seen(scene, shift, device(run.experiment.seed, client)) for client in range(min(12, len(clients)))]
+        labels = ["test images", *(f"as client {client} takes them" for client in range(len(taken)))]
+        grid = [images.transpose(0, 2, 3, 1) for images in (scene, *taken)]
+        write_atomic(folder / "pictures" / "devices.png", image_grid_png(grid, labels))
 
 
 def truncate(path: Path, rounds: int) -> None:

@@ -1,8 +1,9 @@
 """What travels between the server and an engine."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +32,22 @@ class Work:
     """[B, ...]"""
     reported: Tensors
     """[C, B, ...], as the server last left them"""
+    examples: Sequence[int] = ()
+    """[C], the training examples each client registered with; empty: no reply's count is doubted"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What came back from one slot over a network, as it came. Nothing in it can be trusted."""
+
+    slot: Slot
+    round: Any
+    shared: Mapping[str, Any]
+    """name -> array, like those sent down"""
+    reported: Mapping[str, Any]
+    examples: Any
+    steps: Any
+    loss: Any
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,9 @@ from typing import Any
 from torch import nn
 
 from hardy.errors import HardyError, unknown
+from hardy.models.layers import FederatedStatistics
 from hardy.partition import Placement, Role, Tag, tags
-from hardy.parts.aggregation import Aggregator, mean
+from hardy.parts.aggregation import Aggregator, by_name, mean
 from hardy.parts.budget import Budget, full
 from hardy.parts.norm import Norm, batch
 from hardy.parts.objective import Objective, Shape, cross_entropy
@@ -19,7 +20,8 @@ from hardy.tensors import Tensors, repeat, select
 Model = Callable[[Callable[[int], nn.Module]], nn.Module]
 """Builds a network around a norm layer: `lambda norm: digits_cnn(norm=norm)`."""
 
-_NORM_ROLES = {Role.NORM_AFFINE, Role.NORM_MEAN, Role.NORM_VAR}
+_STATISTICS = {Role.NORM_MEAN, Role.NORM_VAR, Role.NORM_COUNT}
+_NORM_ROLES = {Role.NORM_AFFINE, *_STATISTICS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +99,26 @@ class Plan:
 
     def names(self, where: Placement) -> list[str]:
         return [name for name, placed in self.placement.items() if placed is where]
+
+    @cached_property
+    def aggregator(self) -> Aggregator:
+        """The method's, with the norm's own rule for statistics that are shared."""
+        rule, groups = self.method.aggregator, {}
+        for branch in self.method.norm.branches or ():
+            own = self.method.norm.statistics_rule(branch, rule)
+            if own is not rule:
+                groups[own] = [
+                    name
+                    for name, tag in self.tags.items()
+                    if tag.role in _STATISTICS and tag.branch == branch and self.placement[name] is Placement.SHARED
+                ]
+        return by_name(rule, groups) if groups else rule
+
+    @cached_property
+    def sent(self) -> dict[str, str]:
+        """Buffers that hold, all round long, what the server sent of a statistic -> that statistic."""
+        found = [path for path, module in self.model.named_modules() if isinstance(module, FederatedStatistics)]
+        return {f"{path}.sent_{name}": f"{path}.{name}" for path in found for name in ("mean", "var")}
 
     @cached_property
     def trained(self) -> list[str]:

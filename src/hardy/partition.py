@@ -14,6 +14,8 @@ class Role(StrEnum):
     NORM_AFFINE = "norm_affine"
     NORM_MEAN = "norm_mean"
     NORM_VAR = "norm_var"
+    NORM_COUNT = "norm_count"
+    """How many values the statistics of Federated BatchNorm were taken of."""
     COUNTER = "counter"
     CONTROL = "control"
     """What an objective adds to the shared tensors (SCAFFOLD's c)."""
@@ -30,19 +32,19 @@ class Placement(StrEnum):
 
 @dataclass(frozen=True)
 class Tag:
-    """What a tensor is. `branch` names the statistics' branch, "" for everything else."""
+    """What a tensor is. `branch` names the branch of statistics, and of an affine it has to itself; "" otherwise."""
 
     role: Role
     branch: str = ""
     trained: bool = False
 
 
-_AFFINE = (BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d)
+_AFFINE = (BatchNorm, Statistics, nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d)
 _STOCK = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def tags(model: nn.Module) -> dict[str, Tag]:
-    """The tag of every tensor of a model that takes part in training; constants (InputScale) are left out."""
+    """The tag of every tensor of a model that takes part in training; constants are left out."""
     found: dict[str, Tag] = {}
     for path, module in model.named_modules():
         if isinstance(module, _STOCK):
@@ -52,14 +54,14 @@ def tags(model: nn.Module) -> dict[str, Tag]:
             )
         prefix = f"{path}." if path else ""
         role = Role.NORM_AFFINE if isinstance(module, _AFFINE) else Role.WEIGHT
+        branch = path.rpartition(".")[2] if isinstance(module, Statistics) else ""
         for name, _ in module.named_parameters(recurse=False):
-            found[prefix + name] = Tag(role, trained=True)
+            found[prefix + name] = Tag(role, branch=branch, trained=True)
         for name, buffer in module.named_buffers(recurse=False):
-            if isinstance(module, InputScale):
+            if isinstance(module, InputScale) or name in module._non_persistent_buffers_set:
                 continue
             if isinstance(module, Statistics):
-                role = Role.NORM_MEAN if name == "mean" else Role.NORM_VAR
-                found[prefix + name] = Tag(role, branch=path.rpartition(".")[2])
+                found[prefix + name] = Tag(Role(f"norm_{name}"), branch=branch)
             else:
                 found[prefix + name] = Tag(Role.WEIGHT if buffer.is_floating_point() else Role.COUNTER)
     return found

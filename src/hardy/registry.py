@@ -28,11 +28,15 @@ def part(of: str) -> Callable[[Factory], Factory]:
     """Registers a constructor under the lower_snake form of its name."""
 
     def register(factory: Factory) -> Factory:
-        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", factory.__name__).lower()
-        PARTS.setdefault(of, {})[name] = factory
+        PARTS.setdefault(of, {})[name_of(factory)] = factory
         return factory
 
     return register
+
+
+def name_of(factory: Callable[..., Any]) -> str:
+    """The lower_snake form of a constructor's name."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", factory.__name__).lower()
 
 
 def find(of: str, name: object) -> Callable[..., Any]:

@@ -1,21 +1,24 @@
 """One server round, the same for every engine. It reads like the papers' server algorithm."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from hardy import random, tensors
 from hardy.client import Training
 from hardy.data.splits import Client
 from hardy.errors import HardyError
-from hardy.messages import Slot, Updates, Work
+from hardy.messages import Answer, Slot, Updates, Work
 from hardy.method import Plan
-from hardy.partition import Placement
-from hardy.parts.admission import Admission
+from hardy.partition import Placement, Role
+from hardy.parts.admission import Admission, unpack
 from hardy.parts.aggregation import Frame
 from hardy.robustness.faults import Faults
+from hardy.robustness.lies import corrupt, spoken_of
 from hardy.state import ServerState
 from hardy.tensors import Tensors
 
@@ -23,7 +26,9 @@ from hardy.tensors import Tensors
 class Trains(Protocol):
     """All the server asks of an engine."""
 
-    def train(self, work: Work) -> Iterable[Updates]: ...
+    def train(self, work: Work) -> Iterable[Updates | Sequence[Answer]]:
+        """Updates as they are ready, or answers as they come in from outside."""
+        ...
 
     def cast(self, values: Tensors) -> Tensors: ...
 
@@ -67,12 +72,23 @@ class Server:
     cohort: Cohort = field(default_factory=Cohort)
     faults: Faults = field(default_factory=Faults)
     admission: Admission = field(default_factory=Admission)
-    momentum: float = 0.0
-    """of the clients' optimiser, which some rules must know"""
+    training: Training = field(default_factory=Training)
+    drift: bool = False
+    """measure how far the clients' weights lie apart; all replies are held until the round is over"""
 
     def refuse_impossible(self, training: Training) -> None:
         """Errors for what could not work, before anything is trained."""
-        self.cohort.sample(self.seed, 0, 1 if self.plan.method.pooled else len(self.clients))
+        cohort, aggregator = self.cohort.sample(self.seed, 0, len(self._examples)), self.plan.aggregator
+        if len(cohort) < aggregator.least:
+            raise HardyError(
+                f"aggregator {aggregator} needs {aggregator.least} updates or more, but the cohort has {len(cohort)} "
+                "clients. Ask more clients (cohort), expect fewer liars (a smaller f), or take another rule."
+            )
+        if self.faults.liars(self.seed, len(self._examples)) and not self._lied_about:
+            raise HardyError(
+                f"faults.on is {self.faults.on!r}, but method {self.plan.method.name!r} sends no such tensors. "
+                "Take both, or another method."
+            )
         if self.plan.method.norm.branches is None:
             return
         for number, client in enumerate(self.clients):
@@ -87,42 +103,110 @@ class Server:
         bases = self.plan.method.budget.bases
         shared = self.plan.first(Placement.SHARED, bases)
         reported = self.plan.first(Placement.REPORTED, len(self.clients), bases)
-        memory = self.plan.method.aggregator.memory(self._frame(shared))
+        memory = self.plan.aggregator.memory(self._frame(shared))
         return ServerState(round=0, shared=shared, reported=reported, memory=memory)
 
-    def _frame(self, shared: Tensors) -> Frame:
+    def _frame(self, shared: Tensors, round: int = 0) -> Frame:
         method = self.plan.method
-        clients = 1 if method.pooled else len(self.clients)
         return Frame(
-            shared=shared, roles=self.plan.roles, bases=method.budget.bases, clients=clients, momentum=self.momentum
+            shared=shared,
+            roles=self.plan.roles,
+            bases=method.budget.bases,
+            clients=1 if method.pooled else len(self.clients),
+            momentum=self.training.momentum,
+            round=round,
+            kinds=[client.kind for client in self.clients],
+            seed=self.seed,
         )
 
     def round(self, state: ServerState, engine: Trains, rate: float) -> tuple[ServerState, dict[str, Any]]:
         """Cohort, slots, training, admission, aggregation, exchange. Returns the next state and the round's figures."""
-        method, frame = self.plan.method, self._frame(state.shared)
+        method, frame = self.plan.method, self._frame(state.shared, state.round)
         cohort = self.cohort.sample(self.seed, state.round, frame.clients)
         lost = self.faults.strike(self.seed, state.round, cohort)
         absent = {client for client, fate in lost.items() if fate != "late"}
         rng = random.stream(self.seed, state.round, "budget")
         slots = [slot for slot in method.budget.assign(state.round, cohort, rng) if slot.client not in absent]
-        work = Work(round=state.round, rate=rate, slots=slots, shared=state.shared, reported=state.reported)
+        work = Work(
+            round=state.round,
+            rate=rate,
+            slots=slots,
+            shared=state.shared,
+            reported=state.reported,
+            examples=self._examples,
+        )
 
-        folded, reported, tally = None, state.reported, _Tally()
-        for updates in filter(lambda u: u.slots, (on_time(u, lost) for u in engine.train(work))):
-            admitted, refused = self.admission.admit(updates, work)
+        folded, reported, tally = None, state.reported, _Tally(self._weights if self.drift else ())
+        arriving: Iterable[Updates] = self._arriving(engine, work, lost)
+        if liars := self.faults.liars(self.seed, frame.clients):
+            arriving = self._lied_to(arriving, work, frame, state.memory, liars)
+        for updates in arriving:
+            admitted, refused = self.admission.admit(updates, work, frame.roles)
             lost |= refused
             if admitted.slots:
-                folded = method.aggregator.fold(folded, admitted, frame)
+                folded = self.plan.aggregator.fold(folded, admitted, frame)
                 reported = _write(reported, admitted)
                 tally.add(admitted)
-        shared, memory = method.aggregator.finish(folded, frame, state.memory)
+        shared, memory = self.plan.aggregator.finish(folded, frame, state.memory)
         reported = method.norm.exchange(reported, self.plan.tags, self.clients)
         after = ServerState(round=state.round + 1, shared=shared, reported=reported, memory=memory)
         return after, {
             "cohort": len(cohort),
             "lost": {str(c): why for c, why in sorted(lost.items())},
             **tally.figures(slots, work),
+            **tally.apart(shared),
+            **(self.plan.aggregator.figures(memory) if tally.losses else {}),
         }
+
+    def _arriving(self, engine: Trains, work: Work, lost: dict[int, str]) -> Iterator[Updates]:
+        """The replies that come in time, answers from outside unpacked; `lost` gets those that cannot be."""
+        answered: list[Slot] = []
+        for arrived in engine.train(work):
+            if isinstance(arrived, Updates):
+                updates = arrived
+            else:
+                updates, refused = unpack(arrived, work, steps=partial(self._steps, work.round), answered=answered)
+                answered += updates.slots
+                lost |= refused
+            updates = on_time(updates, lost)
+            if updates.slots:
+                yield updates
+
+    def _steps(self, round: int, client: int) -> int:
+        """The local steps of a client in a round."""
+        return len(self.training.batches(np.arange(self._examples[client]), random.stream(0), round))
+
+    def _lied_to(
+        self, arriving: Iterable[Updates], work: Work, frame: Frame, memory: Tensors, liars: frozenset[int]
+    ) -> list[Updates]:
+        """All replies in one piece, those of the liars replaced: a liar has seen what the others answer."""
+        aggregator, honest = self.plan.aggregator, list(arriving)
+        if not honest or self.faults.lie is None:
+            return honest
+
+        def aggregate(updates: Updates) -> Tensors:
+            admitted, _ = self.admission.admit(updates, work, frame.roles)
+            folded = aggregator.fold(None, admitted, frame) if admitted.slots else None
+            return aggregator.finish(folded, frame, memory)[0]
+
+        lie, roles = self.faults.lie, self._lied_about
+        return [corrupt(lie, Updates.join(honest), work, liars=liars, roles=roles, aggregate=aggregate)]
+
+    @cached_property
+    def _examples(self) -> list[int]:
+        """The training rows each client registered with."""
+        held = [len(client.train) for client in self.clients]
+        return [sum(held)] if self.plan.method.pooled else held
+
+    @cached_property
+    def _lied_about(self) -> dict[str, Role]:
+        sent = {*self.plan.names(Placement.SHARED), *self.plan.names(Placement.REPORTED)}
+        return spoken_of(self.faults.on, {name: role for name, role in self.plan.roles.items() if name in sent})
+
+    @cached_property
+    def _weights(self) -> list[str]:
+        """The shared tensors that clients train."""
+        return [name for name in self.plan.trained if self.plan.placement[name] is Placement.SHARED]
 
 
 def on_time(updates: Updates, lost: dict[int, str]) -> Updates:
@@ -142,7 +226,10 @@ def _write(reported: Tensors, updates: Updates) -> Tensors:
 class _Tally:
     """Adds up what the admitted replies say. Sums stay on the device until the round is over."""
 
-    def __init__(self) -> None:
+    def __init__(self, held: Sequence[str] = ()) -> None:
+        self.held = held
+        """names of the tensors whose drift is measured"""
+        self.replies: list[Updates] = []
         self.losses: list[torch.Tensor] = []
         self.weights: list[torch.Tensor] = []
         self.bytes_up = 0
@@ -151,6 +238,8 @@ class _Tally:
         self.losses.append(updates.loss * updates.weights)
         self.weights.append(updates.weights)
         self.bytes_up += tensors.count_bytes(updates.shared) + tensors.count_bytes(updates.reported)
+        if self.held:
+            self.replies.append(updates.only(self.held))
 
     def figures(self, slots: Sequence[Slot], work: Work) -> dict[str, Any]:
         loss = (torch.cat(self.losses).sum() / torch.cat(self.weights).sum()).item() if self.losses else None
@@ -158,3 +247,14 @@ class _Tally:
         if work.reported:
             one += tensors.count_bytes(tensors.gather(work.reported, 0, 0))
         return {"slots": len(slots), "loss": loss, "bytes_up": self.bytes_up, "bytes_down": one * len(slots)}
+
+    def apart(self, shared: Tensors) -> dict[str, float]:
+        """How far the replies lie from the next shared tensors, and how much they scatter around their own mean."""
+        if not self.replies:
+            return {}
+        updates = Updates.join(self.replies)
+        next_ones = tensors.flatten(tensors.select(shared, self.held), next(iter(shared.values())))
+        centre = torch.stack([updates.matrix[updates.bases == b].mean(0) for b in range(len(next_ones))])
+        drift = (updates.matrix - next_ones[updates.bases]).norm(dim=1)
+        scatter = (updates.matrix - centre[updates.bases]).square().sum(1)
+        return {"drift": drift.mean().item(), "variance": scatter.mean().item()}

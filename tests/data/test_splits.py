@@ -137,6 +137,13 @@ def test_gamma_from_sorted_to_iid() -> None:
     assert min(own) > 0.88 and max(own) < 0.97  # 0.9 sorted + a fifth of 0.1
 
 
+def test_skew_of_unequal_sizes() -> None:
+    labels = np.repeat(np.arange(3), [600, 100, 300])
+    dealt = deal(skew(percent=2.0, sizes=(6, 1, 3)), labels, 3)
+    counts = np.array([np.bincount(labels[rows], minlength=3) for rows in dealt])
+    assert counts.tolist() == [[576, 2, 6], [12, 96, 6], [12, 2, 288]]
+
+
 def test_dirichlet_alpha_sets_the_skew_and_minimum_holds() -> None:
     labels = labelled(2000)
 
@@ -285,6 +292,8 @@ def test_federations_of_one_seed_are_equal(two: Dataset) -> None:
         (lambda: dirichlet(minimum=0), ["minimum is 0", "1 row"]),
         (lambda: classes_per_client(classes=0), ["classes is 0", "1 or more"]),
         (lambda: skew(percent=-1.0), ["percent is -1.0", "[0, 100]"]),
+        (lambda: skew(sizes=(1.0, 0.0)), ["sizes is [1.0, 0.0]", "above 0"]),
+        (lambda: deal(skew(sizes=(1.0, 2.0)), labelled(600), 3), ["sizes is 2", "must be 3"]),
         (lambda: gamma_similarity(gamma=1.5), ["gamma is 1.5", "[0, 1]"]),
         (lambda: quantity_skew(sigma=-0.5), ["sigma is -0.5", "[0, 10]"]),
         (lambda: deal(skew(percent=2.0), labelled(600), 52), ["percent=2.0", "102 %", "at most 51 clients"]),

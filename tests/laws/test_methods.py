@@ -12,7 +12,9 @@ from hardy import papers
 from hardy.client import Training
 from hardy.engines import EngineChoice, sequential
 from hardy.messages import Slot
+from hardy.papers.sfat import slack
 from hardy.partition import Placement, Role
+from hardy.parts.objective import cross_entropy
 from hardy.robustness.faults import Faults
 from hardy.server import Cohort
 
@@ -104,7 +106,7 @@ class _Always(Faults):
 
 @pytest.mark.parametrize(
     "degenerate",
-    [papers.fedprox(strength=0.0), papers.fednova()],
+    [papers.fedprox(strength=0.0), papers.fednova(), papers.sfat(slack=slack(alpha=0.0), objective=cross_entropy())],
     ids=lambda m: m.name,
 )
 def test_degenerates_to_fedavg(degenerate):

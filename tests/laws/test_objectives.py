@@ -36,17 +36,18 @@ def mixed_kinds():
 
 
 def test_engines_agree(objective):
-    method = papers.fedavg(objective=objective).replace(aggregator=papers.scaffold().aggregator)
+    norm = dual() if "adversarial" in objective.branches else batch()
+    method = papers.fedavg(norm=norm, objective=objective).replace(aggregator=papers.scaffold().aggregator)
     options = {"data": mixed_kinds(), "rounds": 2, "training": Training(rate=0.05, batch=4, replays=2)}
     one, many = fit(method, **options), fit(method, engine=VECTORISED, **options)
     assert_close(everything(one), everything(many), 1e-9)
 
 
 def test_kinds_train_with_their_own_objective():
-    """With nobody of kind AT, by_kind is its ST objective, and the other way round."""
+    """With nobody of kind AT, by_kind is its ST objective, and the other way round. Not told is AT."""
     both = by_kind(AT=adversarial(), ST=cross_entropy())
     data = mixed_kinds()
-    for kind, alone in (("AT", adversarial()), ("ST", cross_entropy())):
+    for kind, alone in (("AT", adversarial()), ("ST", cross_entropy()), ("", adversarial())):
         same = dataclasses.replace(data, clients=tuple(dataclasses.replace(c, kind=kind) for c in data.clients))
         runs = (fit(papers.fedavg(objective=o), data=same, rounds=1) for o in (both, alone))
         assert_close(*(run.state.shared for run in runs), 0)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hardy.models.layers import BatchNorm, calling
+from hardy.models.layers import BatchNorm, Statistics, calling
 from hardy.models.stacked import MaxPool2d, _convolve, vectorising
 
 
@@ -30,7 +30,7 @@ def test_the_turned_convolution_has_the_usual_gradients(size, padding):
 
 
 def test_statistics_move_only_when_the_call_says_so():
-    layer = BatchNorm(3, branches=("clean", "adversarial"))
+    layer = BatchNorm(3, branches={"clean": Statistics, "adversarial": Statistics})
     x = 5 + torch.randn(8, 3, 4, 4)
     layer(x)
     assert torch.equal(layer.clean.mean, torch.zeros(3))

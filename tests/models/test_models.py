@@ -159,7 +159,9 @@ def test_adopt_keeps_inference() -> None:
         theirs(torch.rand(16, 3, 8, 8, dtype=torch.float64))  # moves the statistics
     x = torch.rand(5, 3, 8, 8, dtype=torch.float64)
     expected = theirs.eval()(x)
-    ours = adopt(theirs, lambda features: BatchNorm(features, branches=("clean", "adversarial")))
+    ours = adopt(
+        theirs, lambda features: BatchNorm(features, branches={"clean": Statistics, "adversarial": Statistics})
+    )
     for branch in ("clean", "adversarial"):
         with calling(branch=branch, statistics="running", key=None):
             torch.testing.assert_close(ours(x), expected, rtol=0, atol=1e-12)

@@ -15,11 +15,12 @@ from hardy.errors import HardyError
 from hardy.messages import Slot, Updates
 from hardy.models.net import Net
 from hardy.papers.afl import agnostic, onto_simplex
+from hardy.papers.fat import affordable
 from hardy.papers.fed_soft_better import soft_better
 from hardy.papers.per_fedavg import halves, meta
 from hardy.papers.scaffold import control_mean
 from hardy.partition import Role
-from hardy.parts.adversarial import adversarial
+from hardy.parts.adversarial import adversarial, by_kind, free
 from hardy.parts.aggregation import Frame, by_role, chain, mean
 from hardy.parts.norm import dual
 from hardy.parts.objective import Batch, cross_entropy
@@ -51,7 +52,7 @@ def frame(clients: int) -> Frame:
 
 def test_fat_methods_are_the_methods_on_an_adversarial_objective():
     attack = pgd(steps=2)
-    objective = adversarial(attack=attack, mix=1.0)
+    objective = affordable(adversarial(attack=attack, mix=1.0))
     pairs = [
         (papers.fatavg, papers.fedavg(objective=objective)),
         (papers.fatprox, papers.fedprox(objective=objective)),
@@ -63,7 +64,8 @@ def test_fat_methods_are_the_methods_on_an_adversarial_objective():
         made = factory(attack=attack, mix=1.0)
         assert made.name == factory.__name__
         assert made == same.replace(name=made.name)
-    assert papers.fatavg().replace(name="fedavg") == papers.fedavg(objective=adversarial())
+    assert papers.fatavg().objective == by_kind(AT=adversarial(), ST=cross_entropy())
+    assert papers.fatfree(batch=4).objective.of("") == free(batch=4)
     assert papers.fatprox(strength=3.0).objective.strength == 3.0
 
 
@@ -225,7 +227,7 @@ def test_chains_and_baselines_are_written_in_toml():
     """
     made = config.method(config.parse(text))
     assert made.aggregator == chain(stages=(agnostic(step=0.1), soft_better()), rule=mean())
-    assert made.objective == adversarial(attack=pgd(steps=3), mix=1.0)
+    assert made.objective == affordable(adversarial(attack=pgd(steps=3), mix=1.0))
 
 
 # Per-FedAvg

@@ -40,7 +40,7 @@ def make_run(
     rows: list[dict[str, Any]] = []
     for at in range(1, rounds + 1):
         row: dict[str, Any] = {"round": at, "loss": 2.0 / at, "bytes_up": 1000, "bytes_down": 2000, "macs": 10**9}
-        row |= {"lost": {"3": f"refused: {NASTY}"}, "slots": 2, "drift": at / 7}
+        row |= {"lost": {"3": f"refused: {NASTY}"}, "slots": 2, "spread": at / 7}
         if at % 5 == 0:
             row |= {"standard_accuracy": accuracy(mean * at / rounds, clients), "validation_accuracy": accuracy(mean)}
         rows.append(row)
@@ -95,7 +95,7 @@ def test_report_shows_the_run(tmp_path: Path) -> None:
     reader = Reader(out.read_text("utf-8"))
     for text in ("70.0%", "68.0%", "1 min 15 s", "20 kB", "40 kB", "20 G", "mean 70%", "up 20 kB", "refused 20"):
         assert text in reader.texts, text
-    titles = ("Accuracy over rounds", "Loss", "Drift", "Training images by client and class", "some samples")
+    titles = ("Accuracy over rounds", "Loss", "Spread", "Training images by client and class", "some samples")
     assert all(title in reader.texts for title in titles)
     assert "Slots" not in reader.texts
     assert "Not a number in 1 of 20 rounds." in reader.texts
@@ -118,6 +118,23 @@ def test_every_coordinate_is_a_number_inside_the_plot(tmp_path: Path) -> None:
     assert places and min(places) >= 0 and max(places) <= 100
     curves = re.findall(r'class="curve[^"]*" d="M([\d .-]+)"', page)
     assert curves and all(0 <= float(v) <= 1000 for curve in curves for v in curve.split())
+
+
+def test_drift_and_the_clients_that_were_up_weighted(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", rounds=300)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for at, row in enumerate(rows):
+        row |= {"drift": 2.0 + at, "variance": 4.0, "up_weighted": [3] if at < 200 else []}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = write_report(folder).read_text("utf-8")
+    reader = Reader(page)
+    for text in ("Client drift", "mean 301", "Variance of the updates", "Up-weighted clients"):
+        assert text in reader.texts, text
+    assert any("client 3, in 200 of 300 rounds." in text for text in reader.texts)
+    picture = page[page.index("Up-weighted clients by round") :]
+    cells = re.search(r'fill-opacity="1.00" d="([^"]+)"', picture)
+    assert cells and cells[1].count("M") == 40  # 300 rounds in 120 columns: those with three of the 200
+    assert "Drift and slack" not in write_report(make_run(tmp_path / "plain")).read_text("utf-8")
 
 
 def test_size_of_a_usual_run(tmp_path: Path) -> None:

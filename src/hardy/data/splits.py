@@ -18,6 +18,9 @@ Rule = Callable[[Labels, int, Generator], list[Rows]]
 """Labels of a pool, number of clients, generator -> the rows of each client, no row twice. A client's last rows become
 its validation set, so a rule that sorts must shuffle in the end."""
 Testing = Literal["split", "shared", "matched"]
+Affording = float | tuple[int | str, ...] | dict[str, float] | None
+"""Who can afford adversarial training: a share of each domain's clients, clients by number or by domain, or a share for
+each of some domains."""
 
 _TRIES = 1000
 
@@ -30,8 +33,8 @@ class Client:
     train: Rows
     validation: Rows
     test: Rows
-    kind: str = "ST"
-    """ST trains on images as they are, AT adversarially"""
+    kind: str = ""
+    """AT can afford adversarial training, ST cannot; "" where nobody said: whatever the method asks for"""
     budget: float = 1.0
     """share of the full width it can train"""
 
@@ -148,20 +151,31 @@ def federate(
     )
 
 
-def with_kinds(federation: Federation, adversarial: float | tuple[str, ...]) -> Federation:
-    """Makes clients AT: the first share of each domain's clients (rounded down), or all of the domains named."""
+def with_kinds(federation: Federation, adversarial: Affording) -> Federation:
+    """Makes clients AT, and the others ST; None leaves them as they are. A share takes a domain's first clients,
+    rounded down."""
+    if adversarial is None:
+        return federation
     domains: dict[str, list[int]] = {}
     for number, client in enumerate(federation.clients):
         domains.setdefault(client.domain, []).append(number)
-    if isinstance(adversarial, tuple):
-        for name in adversarial:
-            if name not in domains:
-                raise unknown("domain in data.adversarial", name, domains)
-        chosen = {number for name in adversarial for number in domains[name]}
+    shares: dict[int | str, float]
+    if isinstance(adversarial, int | float):
+        shares = dict.fromkeys(domains, adversarial)
     else:
-        _require(0 <= adversarial <= 1, "adversarial", adversarial, "in [0, 1], or a list of domains")
-        chosen = {n for held in domains.values() for n in held[: int(adversarial * len(held) + 1e-9)]}
-    clients = (replace(c, kind="AT") if n in chosen else c for n, c in enumerate(federation.clients))
+        shares = dict(adversarial.items()) if isinstance(adversarial, dict) else dict.fromkeys(adversarial, 1.0)
+    chosen: set[int] = set()
+    last = len(federation.clients) - 1
+    for who, share in shares.items():
+        if isinstance(who, int):
+            _require(0 <= who <= last, "a client's number in data.adversarial", who, f"0 to {last}")
+            chosen.add(who)
+        elif who not in domains:
+            raise unknown("domain in data.adversarial", who, domains)
+        else:
+            _require(0 <= share <= 1, f"the share of {who} in data.adversarial", share, "in [0, 1]")
+            chosen.update(domains[who][: int(share * len(domains[who]) + 1e-9)])
+    clients = (replace(c, kind="AT" if n in chosen else "ST") for n, c in enumerate(federation.clients))
     return replace(federation, clients=tuple(clients))
 
 
@@ -229,9 +243,13 @@ def classes_per_client(*, classes: int = 3) -> Rule:
 
 
 @part("split")
-def skew(*, percent: float = 2.0) -> Rule:
-    """Sorted by label and cut in one chunk a client, who gives `percent` of it to each of the others (SFAT)."""
+def skew(*, percent: float = 2.0, sizes: tuple[float, ...] = ()) -> Rule:
+    """Sorted by label and cut in one chunk a client, who gives `percent` of it to each of the others (SFAT).
+
+    Chunks are equal, or in proportion to `sizes`.
+    """
     _require(0 <= percent <= 100, "skew's percent", percent, "in [0, 100]")
+    _require(all(0 < size < float("inf") for size in sizes), "skew's sizes", list(sizes), "a number above 0 a client")
 
     def rule(labels: Labels, clients: int, rng: Generator) -> list[Rows]:
         kept = 100 - (clients - 1) * percent
@@ -240,7 +258,9 @@ def skew(*, percent: float = 2.0) -> Rule:
                 f"skew(percent={percent}) with {clients} clients gives away {100 - kept:g} % of each chunk; at most "
                 f"100 % can be given. Take at most {int(100 // percent) + 1} clients or a smaller percent."
             )
-        chunks = np.array_split(np.argsort(labels, kind="stable"), clients)
+        _require(len(sizes) in (0, clients), "the number of skew's sizes", len(sizes), f"{clients}, one a client")
+        ordered = np.argsort(labels, kind="stable")
+        chunks = _cut(ordered, sizes) if sizes else np.array_split(ordered, clients)
         shares = np.where(np.eye(clients, dtype=bool), kept, percent)
         dealt = _join(_cut(rng.permutation(chunk), share) for chunk, share in zip(chunks, shares, strict=True))
         return _shuffled(dealt, rng)

@@ -79,10 +79,11 @@ class Engine:
         """Stores what clients keep, [S, ...]. One that ruined its tensors keeps its old ones, as a restart would."""
         if not private:
             return
-        fine = torch.isfinite(tensors.flatten(private, next(iter(private.values()))).sum(1)).nonzero().flatten()
-        where = tensors.send(torch.tensor([(s.client, s.base) for s in slots]), self.device)[fine].T
+        fine = torch.isfinite(tensors.flatten(private, next(iter(private.values()))).sum(1))
+        where = tensors.send(torch.tensor([(s.client, s.base) for s in slots]), self.device).unbind(1)
         for name, rows in private.items():
-            self.store[name][where[0], where[1]] = rows[fine]
+            held = self.store[name]
+            held[where] = torch.where(tensors.over(fine, rows), rows, held[where])
 
     def train(self, work: Work) -> Iterator[Updates]:
         """Runs the slots of a round; yields their updates as they are ready."""

@@ -21,7 +21,8 @@ class Sequential(Engine):
     def train(self, work: Work) -> Iterator[Updates]:
         rate = torch.tensor(work.rate, dtype=self.dtype, device=self.device)
         for slot in work.slots:
-            objective = self.plan.method.objective.of(self.data.clients[slot.client].kind)
+            objective = self.plan.method.objective.of(self.data.clients[slot.client].kind, work.round)
+            frozen = self.plan.method.norm.frozen(work.round)
             received = tensors.gather(work.shared, slot.base)
             own = tensors.gather({**work.reported, **self.store}, slot.client, slot.base)
             state = first = begin(self.plan, self.training, received, own)
@@ -30,7 +31,15 @@ class Sequential(Engine):
             for rows, key in zip(batches, keys(self.seed, work.round, [slot], len(batches))[:, 0], strict=True):
                 batch = self.batch(torch.from_numpy(rows).to(self.device))
                 state, loss = step(
-                    self.plan, objective, self.training, received, state, batch, key.to(self.device), rate
+                    self.plan,
+                    objective,
+                    self.training,
+                    received,
+                    state,
+                    batch,
+                    key.to(self.device),
+                    rate,
+                    frozen=frozen,
                 )
                 losses.append(loss)
             steps = torch.tensor(len(batches), device=self.device)

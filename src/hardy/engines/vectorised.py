@@ -49,12 +49,12 @@ class Vectorised(Engine):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._sizes: dict[Objective, int] = {}
-        self._lanes: dict[tuple[Objective, int, bool], _Lane] = {}
+        self._lanes: dict[tuple[Objective, int, bool, bool], _Lane] = {}
 
     def train(self, work: Work) -> Iterator[Updates]:
         planned = [
             (
-                self.plan.method.objective.of(self.data.clients[slot.client].kind),
+                self.plan.method.objective.of(self.data.clients[slot.client].kind, work.round),
                 slot,
                 self.batches(work.round, slot.client),
             )
@@ -80,7 +80,8 @@ class Vectorised(Engine):
         each = tensors.apply(lambda t: t.expand(len(slots), *t.shape), received) if one_base else received
         first = begin(self.plan, self.training, each, own)
 
-        one = partial(step, self.plan, objective, self.training)
+        frozen = self.plan.method.norm.frozen(work.round)
+        one = partial(step, self.plan, objective, self.training, frozen=frozen)
 
         def run(received: Tensors, state: State, rows: Tensor, key: Tensor, rate: Tensor, opening: bool) -> Any:
             own, dims = _opening(received, state) if opening and one_base else (state, 0)
@@ -88,7 +89,7 @@ class Vectorised(Engine):
 
         lane = _Lane(run)
         if self.device.type == "cuda":
-            lane = self._lanes.setdefault((objective, len(slots), one_base), lane)
+            lane = self._lanes.setdefault((objective, len(slots), one_base, frozen), lane)
         lane.load(received, first, rate)
         steps = [len(rows) for rows in batches]
         counts = tensors.send(steps, self.device)
@@ -169,6 +170,8 @@ class _Lane:
         self.run = run
         self.held: tuple[Tensors, State, Tensor] | None = None
         self.graphs: dict[tuple[int, bool], _Graph | None] = {}
+        self.pool: Any = None
+        """memory of all its graphs: they run one after another, and what one leaves is read before the next"""
 
     def load(self, received: Tensors, state: State, rate: Tensor) -> None:
         """Starts a round."""
@@ -191,7 +194,8 @@ class _Lane:
             return loss
         seen = rows.shape[1], opening
         if rate.is_cuda and seen in self.graphs:
-            graph = self.graphs[seen] = self.graphs[seen] or _Graph(self.run, self.held, rows, key, opening)
+            self.pool = self.pool or torch.cuda.graph_pool_handle()
+            graph = self.graphs[seen] = self.graphs[seen] or _Graph(self.run, self.held, rows, key, opening, self.pool)
             return graph.replay(rows, key)
         self.graphs[seen] = None
         state, loss = self.run(received, state, rows, key, rate, opening)
@@ -217,7 +221,13 @@ class _Graph:
     """One captured step on fixed tensors."""
 
     def __init__(
-        self, run: Callable[..., Any], held: tuple[Tensors, State, Tensor], rows: Tensor, key: Tensor, opening: bool
+        self,
+        run: Callable[..., Any],
+        held: tuple[Tensors, State, Tensor],
+        rows: Tensor,
+        key: Tensor,
+        opening: bool,
+        pool: Any,
     ) -> None:
         received, state, rate = held
         self.inputs = rows.clone(), key.clone()
@@ -230,7 +240,7 @@ class _Graph:
         gc.collect()
         gc.disable()  # freeing an old graph or tensor in the middle would void the capture
         try:
-            with torch.cuda.graph(self.graph):
+            with torch.cuda.graph(self.graph, pool=pool):
                 moved, self.loss = run(received, state, *self.inputs, rate, opening)
                 _copy(state, moved)
         finally:

@@ -22,13 +22,14 @@ def _carry(old: _Stock, new: BatchNorm, path: str) -> None:
         )
     new.eps = old.eps
     with torch.no_grad():
+        branches = [module for module in new.children() if isinstance(module, Statistics)]
         if old.affine:
-            new.weight.copy_(old.weight)
-            new.bias.copy_(old.bias)
-        for branch in new.children():
-            if isinstance(branch, Statistics):
-                branch.mean.copy_(old.running_mean)
-                branch.var.copy_(old.running_var)
+            for holder in branches if new.dual_affine else [new]:
+                holder.weight.copy_(old.weight)
+                holder.bias.copy_(old.bias)
+        for branch in branches:
+            branch.mean.copy_(old.running_mean)
+            branch.var.copy_(old.running_var)
 
 
 def _renewed(old: nn.Module, norm: MakeNorm, path: str) -> nn.Module:

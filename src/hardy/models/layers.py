@@ -5,7 +5,7 @@ replaced by assignment, so a forward never writes into a tensor it was given: un
 new ones are read back from the state that was passed in.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -41,55 +41,132 @@ def current() -> Call:
 def calling(*, branch: str, statistics: UseStatistics, key: Tensor | None) -> Iterator[None]:
     """Sets branch, statistics (batch: normalise by the batch and move the running ones; running: leave them) and
     the key of dropout (None: no dropout)."""
-    token = _current.set(Call(branch, statistics, key))
+    token = _current.set(Call(branch, _forced.get() or statistics, key))
     try:
         yield
     finally:
         _current.reset(token)
 
 
-class Statistics(nn.Module):
-    """Running mean and variance of one branch of a norm."""
+_forced: ContextVar[UseStatistics | None] = ContextVar("hardy_forced", default=None)
+
+
+@contextmanager
+def forcing(statistics: UseStatistics | None) -> Iterator[None]:
+    """All calls inside use these statistics, whatever they ask for."""
+    token = _forced.set(statistics)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+class Affine(nn.Module):
+    """Scale and shift of every channel, where there is one."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, features: int, *, affine: bool) -> None:
+        super().__init__()
+        if affine:
+            self.weight = nn.Parameter(torch.ones(features))
+            self.bias = nn.Parameter(torch.zeros(features))
+
+
+class Statistics(Affine):
+    """Running mean and variance of one branch of a norm, and its affine if it has one of its own."""
 
     mean: Tensor
     var: Tensor
 
-    def __init__(self, features: int) -> None:
-        super().__init__()
+    def __init__(self, features: int, *, affine: bool = False) -> None:
+        super().__init__(features, affine=affine)
         self.register_buffer("mean", torch.zeros(features))
         self.register_buffer("var", torch.ones(features))
 
+    def normalise(self, x: Tensor, affine: Affine, momentum: float, eps: float) -> Tensor:
+        """Normalises by the batch, and moves the running statistics towards it."""
+        mean, var = self.mean.clone(), self.var.clone()
+        out = F.batch_norm(x, mean, var, affine.weight, affine.bias, True, momentum, eps)
+        self.mean, self.var = mean, var
+        return out
 
-class BatchNorm(nn.Module):
-    """Batch normalisation over every axis but the second, with statistics per branch and one affine for all."""
+
+class FederatedStatistics(Statistics):
+    """Statistics of Federated BatchNorm: a batch is normalised by what the server sent, and the running statistics move
+    to what they would be if all batches seen since had been one."""
+
+    count: Tensor
+    """values a channel has seen since the server last spoke"""
+    sent_mean: Tensor
+    sent_var: Tensor
+
+    def __init__(self, features: int, *, affine: bool = False) -> None:
+        super().__init__(features, affine=affine)
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("sent_mean", torch.zeros(features), persistent=False)
+        self.register_buffer("sent_var", torch.ones(features), persistent=False)
+
+    def normalise(self, x: Tensor, affine: Affine, momentum: float, eps: float) -> Tensor:
+        over = [axis for axis in range(x.dim()) if axis != 1]
+        var, mean = torch.var_mean(x.detach(), over, correction=0)
+        mean, var = torch.lerp(self.sent_mean, mean, momentum), torch.lerp(self.sent_var, var, momentum)
+        count = self.count + x.numel() / x.shape[1]
+        share = (count - self.count) / count
+        between = share * (1 - share) / momentum * (mean - self.mean).square()  # law of total variance over the steps
+        self.mean, self.var = torch.lerp(self.mean, mean, share), torch.lerp(self.var, var, share) + between
+        self.count = count
+        return scale_and_shift(x, self.sent_mean, self.sent_var, affine, eps)
+
+
+def scale_and_shift(x: Tensor, mean: Tensor, var: Tensor, affine: Affine, eps: float) -> Tensor:
+    """A norm with given statistics as one product and sum: attacks do little else, and vmap needs no copies for it."""
+    scale = affine.weight * torch.rsqrt(var + eps)
+    shift = affine.bias - mean * scale
+    shape = -1, *[1] * (x.dim() - 2)
+    return torch.addcmul(shift.view(shape), x, scale.view(shape))
+
+
+class BatchNorm(Affine):
+    """Batch normalisation over every axis but the second, with statistics per branch and one affine for all, or one
+    for each branch. `noise` is the deviation of Gaussian noise on every update of the statistics, drawn from the key of
+    the call."""
 
     def __init__(
-        self, features: int, *, branches: tuple[str, ...] = ("clean",), momentum: float = 0.1, eps: float = 1e-5
+        self,
+        features: int,
+        *,
+        branches: Mapping[str, type[Statistics]] | None = None,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+        noise: float = 0.0,
+        dual_affine: bool = False,
     ) -> None:
-        super().__init__()
-        self.momentum, self.eps = momentum, eps
-        self.weight = nn.Parameter(torch.ones(features))
-        self.bias = nn.Parameter(torch.zeros(features))
-        for branch in branches:
-            self.add_module(branch, Statistics(features))
+        super().__init__(features, affine=not dual_affine)
+        self.momentum, self.eps, self.noise, self.dual_affine = momentum, eps, noise, dual_affine
+        for branch, kind in (branches or {"clean": Statistics}).items():
+            self.add_module(branch, kind(features, affine=dual_affine))
 
     def forward(self, x: Tensor) -> Tensor:
         call = current()
         kept = self.get_submodule(call.branch)
         assert isinstance(kept, Statistics)
+        affine = kept if self.dual_affine else self
         if call.statistics == "running":
-            return self.scale_and_shift(x, kept)
-        mean, var = kept.mean.clone(), kept.var.clone()
-        out = F.batch_norm(x, mean, var, self.weight, self.bias, True, self.momentum, self.eps)
-        kept.mean, kept.var = mean, var
+            return scale_and_shift(x, kept.mean, kept.var, affine, self.eps)
+        out = kept.normalise(x, affine, self.momentum, self.eps)
+        if self.noise:
+            kept.mean, kept.var = self._blur(kept.mean), self._blur(kept.var).clamp_min(0.0)
         return out
 
-    def scale_and_shift(self, x: Tensor, kept: Statistics) -> Tensor:
-        """The norm as one product and sum: attacks do little else, and it needs no copies under vmap."""
-        scale = self.weight * torch.rsqrt(kept.var + self.eps)
-        shift = self.bias - kept.mean * scale
-        shape = -1, *[1] * (x.dim() - 2)
-        return torch.addcmul(shift.view(shape), x, scale.view(shape))
+    def _blur(self, statistic: Tensor) -> Tensor:
+        call = current()
+        if call.key is None:
+            return statistic
+        call.draws += 1
+        drawn = random.normal(random.fold(call.key, call.draws), statistic.shape, statistic.dtype)
+        return statistic + self.noise * drawn
 
 
 class Dropout(nn.Module):

@@ -66,7 +66,10 @@ class Conv2d(nn.Conv2d):
         square = self.kernel_size == (size, size) and self.padding == (padding, padding)
         if not (_vectorising.get() and x.is_cuda and plain and square and isinstance(padding, int) and padding < size):
             return super().forward(x)
-        out = _convolve(x, self.weight, padding)
+        weight = self.weight
+        if odd := -self.in_channels % 4:  # channels of nothing: with three, the matrix units would stand idle
+            x, weight = F.pad(x, (0, 0, 0, 0, 0, odd)), F.pad(weight, (0, 0, 0, 0, 0, odd))
+        out = _convolve(x, weight, padding)
         return out if self.bias is None else out + self.bias.view(-1, 1, 1)
 
 

@@ -1,29 +1,44 @@
 """One paper, one file: its new piece and a function that returns a Method."""
 
 from hardy.papers.afl import afl
-from hardy.papers.fat import fatavg, fatavg_dbn, fatbn, fatmeta, fatprox, fatscaffold
+from hardy.papers.dsgd import dsgd
+from hardy.papers.fat import fatavg, fatavg_dbn, fatbn, fatfree, fatmeta, fatprox, fatscaffold
+from hardy.papers.fbn import fbn
 from hardy.papers.fed_soft_better import fed_soft_better
 from hardy.papers.fedavg import centralised, fedavg, fedprox, local_only
 from hardy.papers.fedbn import fedbn
 from hardy.papers.fednova import fednova
+from hardy.papers.fedrbn import fedrbn
+from hardy.papers.fedrobust import fedrobust
+from hardy.papers.fixbn import fixbn
 from hardy.papers.per_fedavg import per_fedavg
 from hardy.papers.scaffold import scaffold
+from hardy.papers.sfat import sfat, sfat_prox, sfat_scaffold
 
 __all__ = [
     "afl",
     "centralised",
+    "dsgd",
     "fatavg",
     "fatavg_dbn",
     "fatbn",
+    "fatfree",
     "fatmeta",
     "fatprox",
     "fatscaffold",
+    "fbn",
     "fed_soft_better",
     "fedavg",
     "fedbn",
     "fednova",
     "fedprox",
+    "fedrbn",
+    "fedrobust",
+    "fixbn",
     "local_only",
     "per_fedavg",
     "scaffold",
+    "sfat",
+    "sfat_prox",
+    "sfat_scaffold",
 ]

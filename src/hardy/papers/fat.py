@@ -1,12 +1,13 @@
 """Federated adversarial training: classic methods whose clients attack their own batches. The baselines of robust FL.
 
 Zizzo et al., FAT: Federated Adversarial Training, arXiv 2020 (FATAvg).
-Hong et al., Federated Robustness Propagation, AAAI 2023, §5 (FATProx, FATBN, FATAvg+DBN, FATMeta).
+Hong et al., Federated Robustness Propagation, AAAI 2023, §5 (FATProx, FATBN, FATAvg+DBN, FATMeta, Free AT).
 Zhu et al., Combating Exacerbated Heterogeneity for Robust Models in Federated Learning, ICLR 2023 (FAT on Scaffold).
 
 q share of the attacked images in the loss · x̃ the attacked x
 1. The server sends w, as the method underneath does.
 2. A client attacks each batch with its own weights and steps on (1 − q) CE(x) + q CE(x̃), with the method's own terms.
+   One that cannot afford it (kind ST, where `data.adversarial` says who can) steps on CE(x).
 3. The server aggregates as the method underneath does.
 """
 
@@ -15,47 +16,62 @@ from hardy.papers.fedavg import fedavg, fedprox
 from hardy.papers.fedbn import fedbn
 from hardy.papers.per_fedavg import per_fedavg
 from hardy.papers.scaffold import scaffold
-from hardy.parts.adversarial import adversarial
-from hardy.parts.norm import dual
+from hardy.parts.adversarial import adversarial, by_kind, free
+from hardy.parts.norm import Norm, batch, dual
+from hardy.parts.objective import Objective, cross_entropy
 from hardy.registry import part
 from hardy.robustness.attacks import Attack, pgd
+
+
+def affordable(attacking: Objective) -> Objective:
+    """The objective for those who can afford it; standard training for the others."""
+    return by_kind(AT=attacking, ST=cross_entropy())
 
 
 @part("method")
 def fatavg(*, attack: Attack = pgd(), mix: float = 0.5) -> Method:
     """FedAvg of adversarially trained clients; mix is q."""
-    return fedavg(objective=adversarial(attack=attack, mix=mix)).replace(name="fatavg")
+    return fedavg(objective=affordable(adversarial(attack=attack, mix=mix))).replace(name="fatavg")
 
 
 @part("method")
 def fatprox(*, strength: float = 0.01, attack: Attack = pgd(), mix: float = 0.5) -> Method:
     """FedProx of adversarially trained clients; strength is μ."""
-    return fedprox(strength=strength, objective=adversarial(attack=attack, mix=mix)).replace(name="fatprox")
+    objective = affordable(adversarial(attack=attack, mix=mix))
+    return fedprox(strength=strength, objective=objective).replace(name="fatprox")
 
 
 @part("method")
 def fatbn(*, attack: Attack = pgd(), mix: float = 0.5) -> Method:
     """FedBN of adversarially trained clients: clean and attacked images share a client's BatchNorm."""
-    return fedbn(objective=adversarial(attack=attack, mix=mix)).replace(name="fatbn")
+    return fedbn(objective=affordable(adversarial(attack=attack, mix=mix))).replace(name="fatbn")
 
 
 @part("method")
 def fatscaffold(*, attack: Attack = pgd(), mix: float = 0.5) -> Method:
     """SCAFFOLD of adversarially trained clients."""
-    return scaffold(objective=adversarial(attack=attack, mix=mix)).replace(name="fatscaffold")
+    return scaffold(objective=affordable(adversarial(attack=attack, mix=mix))).replace(name="fatscaffold")
 
 
 @part("method")
 def fatmeta(*, rate: float = 0.02, attack: Attack = pgd(), mix: float = 0.5) -> Method:
     """First-order Per-FedAvg of adversarially trained clients; rate is α of the virtual step."""
-    return per_fedavg(rate=rate, objective=adversarial(attack=attack, mix=mix)).replace(name="fatmeta")
+    objective = affordable(adversarial(attack=attack, mix=mix))
+    return per_fedavg(rate=rate, objective=objective).replace(name="fatmeta")
 
 
 @part("method")
 def fatavg_dbn(*, attack: Attack = pgd(), mix: float = 0.5) -> Method:
     """FATAvg with a dual BatchNorm: attacked images have statistics of their own, averaged like the clean ones."""
-    objective = adversarial(attack=attack, mix=mix, branch="adversarial")
+    objective = affordable(adversarial(attack=attack, mix=mix, branch="adversarial"))
     return fedavg(norm=dual(), objective=objective).replace(name="fatavg_dbn")
 
 
-__all__ = ["fatavg", "fatavg_dbn", "fatbn", "fatmeta", "fatprox", "fatscaffold"]
+@part("method")
+def fatfree(*, epsilon: float = 8 / 255, batch: int = 32, norm: Norm = batch()) -> Method:
+    """FedAvg of clients that train by free adversarial training (norm local: FedBN); take it with training.replays.
+    batch is the largest batch, training.batch."""
+    return fedavg(norm=norm, objective=affordable(free(epsilon=epsilon, batch=batch))).replace(name="fatfree")
+
+
+__all__ = ["affordable", "fatavg", "fatavg_dbn", "fatbn", "fatfree", "fatmeta", "fatprox", "fatscaffold"]

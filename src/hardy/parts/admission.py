@@ -1,12 +1,31 @@
-"""The gate before every aggregator: a reply that cannot be right is refused with its reason, and the round goes on."""
+"""The gate before every aggregator: a reply that cannot be right is refused with its reason, and the round goes on.
 
+`unpack` stacks answers that came over a network, whatever is in them; `Admission.admit` looks at the values of stacked
+updates, wherever they came from.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from hardy import tensors
 from hardy.errors import HardyError
-from hardy.messages import Updates, Work
+from hardy.messages import Answer, Slot, Updates, Work
+from hardy.partition import Role
+from hardy.tensors import Tensors
+
+
+class _Check(NamedTuple):
+    """What must hold for each slot, [S], and the reason why one is refused, with places for its values."""
+
+    holds: Tensor
+    reason: str
+    values: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,25 +34,150 @@ class Admission:
 
     largest_update: float = float("inf")
     """refuse a reply whose shared tensors moved further than this (L2)"""
+    smallest_loss: float = -0.001
+    """refuse a reply that reports a smaller loss; cross-entropy is never below 0, MART's by no more than 0.0001"""
+    largest_loss: float = float("inf")
 
     def __post_init__(self) -> None:
         if not self.largest_update > 0:
             raise HardyError(f"admission.largest_update is {self.largest_update}; it must be above 0.")
+        if not self.smallest_loss < self.largest_loss:
+            raise HardyError(
+                f"admission.smallest_loss is {self.smallest_loss}; it must be below largest_loss, {self.largest_loss}."
+            )
 
-    def admit(self, updates: Updates, work: Work) -> tuple[Updates, dict[int, str]]:
+    def admit(
+        self, updates: Updates, work: Work, roles: Mapping[str, Role] | None = None
+    ) -> tuple[Updates, dict[int, str]]:
         """The updates that may be aggregated, and why each of the others was refused."""
-        reported = tensors.flatten(updates.reported, updates.loss)
-        fine = torch.isfinite(updates.loss + updates.matrix.sum(1) + reported.sum(1))
-        near = torch.ones_like(fine)
-        if self.largest_update < float("inf"):
-            sent = tensors.gather(work.shared, updates.bases)
-            near = (updates.matrix - tensors.flatten(sent, updates.loss)).square().sum(1).sqrt() <= self.largest_update
-        if bool((fine & near).all()):
+        checks = self._checks(updates, work, roles or {})
+        holds = torch.stack([check.holds for check in checks])
+        if bool(holds.all()):  # the only time the host waits for the device
             return updates, {}
         refused = {}
-        for slot, is_fine, is_near in zip(updates.slots, fine.tolist(), near.tolist(), strict=True):
-            if not is_fine:
-                refused[slot.client] = "refused: not finite"
-            elif not is_near:
-                refused[slot.client] = f"refused: moved further than {self.largest_update:g}"
-        return updates.where(fine & near), refused
+        for number, slot in enumerate(updates.slots):
+            for check in checks:
+                if not check.holds[number]:
+                    values = (value[number].item() for value in check.values)
+                    refused[slot.client] = "refused: " + check.reason.format(*values)
+                    break
+        return updates.where(holds.all(0)), refused
+
+    def _checks(self, updates: Updates, work: Work, roles: Mapping[str, Role]) -> list[_Check]:
+        loss, weights = updates.loss, updates.weights
+        # the length is finite if every number is, and its square too, as sums and distances in a rule must be
+        length = torch.linalg.vector_norm(updates.matrix, dim=1)
+        if updates.reported:
+            length = length + torch.linalg.vector_norm(tensors.flatten(updates.reported, loss), dim=1)
+        checks = [
+            _Check(torch.isfinite(length), "not finite, or too large to be squared (length {:g})", (length,)),
+            _Check(
+                torch.isfinite(loss) & (loss >= self.smallest_loss) & (loss <= self.largest_loss),
+                f"loss {{:g}}, must be a number from {self.smallest_loss:g} to {self.largest_loss:g}",
+                (loss,),
+            ),
+        ]
+        if self.largest_update < float("inf"):
+            sent = tensors.flatten(tensors.gather(work.shared, updates.bases), loss)
+            moved = torch.linalg.vector_norm(updates.matrix - sent, dim=1)
+            checks.append(
+                _Check(moved <= self.largest_update, f"moved {{:g}}, limit {self.largest_update:g}", (moved,))
+            )
+        if work.examples:
+            held = tensors.send([work.examples[slot.client] for slot in updates.slots], loss.device)
+            claim = "claims {:g} examples, must be above 0 and up to the {} registered"
+            checks.append(_Check((weights > 0) & (weights <= held), claim, (weights, held)))
+        variances = {n: t for n, t in {**updates.shared, **updates.reported}.items() if roles.get(n) is Role.NORM_VAR}
+        if variances:
+            least = tensors.flatten(variances, loss).amin(1)
+            checks.append(_Check(least >= 0, "variance {:g}, must be 0 or more", (least,)))
+        return checks
+
+
+class Refusal(Exception):
+    """Why an answer cannot be stacked with the others."""
+
+
+def unpack(
+    answers: Sequence[Answer], work: Work, *, steps: Callable[[int], int], answered: Collection[Slot] = ()
+) -> tuple[Updates, dict[int, str]]:
+    """Stacks answers from outside; those that cannot be what was asked for are refused, with the reason.
+
+    A slot must have been asked in this round and not be among the `answered`; of two answers the first counts. Tensors
+    must have the names, types and shapes of those sent down, so an answer cannot be larger than expected. `steps`
+    gives the most local steps of a client. Values are left for `Admission.admit`.
+    """
+    taken: dict[Slot, Answer] = {}
+    rows: list[tuple[Tensors, Tensors]] = []
+    refused = {}
+    for answer in answers:
+        try:
+            if answer.slot not in work.slots:
+                raise Refusal("was not asked")
+            if answer.slot in answered or answer.slot in taken:
+                raise Refusal("has answered already")
+            if answer.round != work.round:
+                raise Refusal(f"belongs to round {_brief(answer.round)}, now is {work.round}")
+            _require_figures(answer, steps(answer.slot.client))
+            rows.append((_checked(answer.shared, work.shared, 1), _checked(answer.reported, work.reported, 2)))
+            taken[answer.slot] = answer
+        except Refusal as reason:
+            refused[answer.slot.client] = f"refused: {reason}"
+    sent = (*work.shared.values(), *work.reported.values())
+    like = next((tensor for tensor in sent if tensor.is_floating_point()), torch.empty(0))
+    shared, reported = (
+        tensors.apply(lambda t: t.to(like.device), tensors.stack([row[place] for row in rows])) for place in (0, 1)
+    )
+    updates = Updates(
+        slots=list(taken),
+        shared=shared,
+        reported=reported,
+        weights=like.new_tensor([float(answer.examples) for answer in taken.values()]),
+        steps=torch.tensor([int(answer.steps) for answer in taken.values()], device=like.device),
+        loss=like.new_tensor([float(answer.loss) for answer in taken.values()]),
+    )
+    return updates, refused
+
+
+def _require_figures(answer: Answer, steps: int) -> None:
+    for name, value in (("examples", answer.examples), ("loss", answer.loss)):
+        try:
+            float(value if isinstance(value, Real) else "no number")
+        except (ValueError, OverflowError):
+            raise Refusal(f"{name} {_brief(value)}, must be a floating-point number") from None
+    if not isinstance(answer.steps, Integral) or not 1 <= int(answer.steps) <= steps:
+        raise Refusal(f"{_brief(answer.steps)} steps, must be a whole number from 1 to {steps}")
+
+
+def _checked(given: Mapping[str, Any], sent: Tensors, axes: int) -> Tensors:
+    """The tensors given, if they are like those sent, which have so many more axes."""
+    missing, extra = sent.keys() - given.keys(), given.keys() - sent.keys()
+    if missing or extra:
+        words = [
+            f"{word} {_brief(min(map(str, names)))}" for word, names in (("lacks", missing), ("adds", extra)) if names
+        ]
+        raise Refusal(f"{' and '.join(words)}, must hold the {len(sent)} tensors sent")
+    found = {}
+    for name, tensor in sent.items():
+        value = given[name]
+        if not isinstance(value, Tensor | np.ndarray):
+            raise Refusal(f"{name!r} is a {type(value).__name__}, must be an array")
+        kinds = [str(t.dtype).removeprefix("torch.") for t in (value, tensor)]
+        if kinds[0] != kinds[1]:
+            raise Refusal(f"{name!r} is {kinds[0]}, must be {kinds[1]}")
+        if value.shape != tensor.shape[axes:]:
+            raise Refusal(f"{name!r} has shape {list(value.shape)}, must have {list(tensor.shape[axes:])}")
+        found[name] = value.detach() if isinstance(value, Tensor) else torch.tensor(value)
+    return found
+
+
+def _brief(value: object) -> str:
+    """An untrusted value in few characters."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of too many digits"
+    return text if len(text) <= 60 else text[:60] + "..."
+
+
+__all__ = ["Admission", "unpack"]

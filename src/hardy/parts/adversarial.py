@@ -150,7 +150,7 @@ class Free(Objective):
 @part("objective")
 @dataclass(frozen=True, kw_only=True)
 class ByKind(Objective):
-    """An objective for clients that train adversarially and one for those that do not."""
+    """An objective for clients that can afford adversarial training and one for those that cannot (kind ST)."""
 
     AT: Objective
     ST: Objective
@@ -159,8 +159,8 @@ class ByKind(Objective):
     def branches(self) -> frozenset[str]:
         return self.AT.branches | self.ST.branches
 
-    def of(self, kind: str) -> Objective:
-        return self.AT if kind == "AT" else self.ST
+    def of(self, kind: str, round: int = 0) -> Objective:
+        return (self.ST if kind == "ST" else self.AT).of(kind, round)
 
     def shared(self, trained: Tensors) -> Tensors:
         return {**self.ST.shared(trained), **self.AT.shared(trained)}

@@ -2,10 +2,10 @@
 
 An aggregator folds updates as they arrive, lane by lane. A linear rule keeps a running sum, so its memory does not
 grow with the number of clients; any other rule collects and is applied once at the end, base by base. `chain` puts
-stages, which decide how much each update counts, before a rule that heeds it.
+stages, which decide how much each update counts or change its values, before a rule.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -35,7 +35,9 @@ class Frame:
     round: int = 0
     """rounds done"""
     kinds: Sequence[str] = ()
-    """AT or ST, a client each"""
+    """AT, ST or "", a client each"""
+    seed: int = 0
+    """of the experiment: a rule that draws takes `random.stream(seed, round, ...)`"""
 
 
 @kind("aggregator")
@@ -53,6 +55,11 @@ class Aggregator:
         """Whether the rule has a weighted form: the weights of the updates are how much each one counts."""
         return False
 
+    @property
+    def least(self) -> int:
+        """The smallest number of updates of a base it works with."""
+        return 1
+
     def memory(self, frame: Frame) -> Tensors:
         """What the aggregator remembers between rounds, with its first values."""
         return {}
@@ -62,15 +69,14 @@ class Aggregator:
         return [*(folded or []), updates]
 
     def finish(self, folded: Any, frame: Frame, memory: Tensors) -> tuple[Tensors, Tensors]:
-        """The next shared tensors and memory. A base nobody trained keeps its value."""
+        """The next shared tensors and memory. A base trained by nobody, or by fewer than `least`, keeps its value."""
         if not folded:
             return frame.shared, memory
-        updates = Updates.join(folded)
         shared = tensors.apply(Tensor.clone, frame.shared)
-        for base in sorted({slot.base for slot in updates.slots}):
-            trained = self.combine(updates.where(updates.bases == base), frame)
-            for name, value in trained.items():
-                shared[name][base] = value
+        for base, updates in _by_base(folded):
+            if len(updates.slots) >= self.least:
+                for name, value in self.combine(updates, frame).items():
+                    shared[name][base] = value
         return shared, memory
 
     def combine(self, updates: Updates, frame: Frame) -> Tensors:
@@ -80,6 +86,14 @@ class Aggregator:
     def figures(self, memory: Tensors) -> dict[str, Any]:
         """What metrics.jsonl is told of the round that left this memory."""
         return {}
+
+
+def _by_base(folded: Sequence[Updates]) -> Iterator[tuple[int, Updates]]:
+    """Each base and its updates, which are large: copied only if there is more than one part or base."""
+    updates = folded[0] if len(folded) == 1 else Updates.join(folded)
+    bases = sorted({slot.base for slot in updates.slots})
+    for base in bases:
+        yield base, updates if len(bases) == 1 else updates.where(updates.bases == base)
 
 
 @dataclass
@@ -108,12 +122,7 @@ class Mean(Aggregator):
         share[updates.bases, torch.arange(len(updates.slots), device=share.device)] = weights
         with tensors.full_precision():
             total = share.to(updates.matrix) @ updates.matrix
-        before = folded.counters if folded else frame.shared
-        counters = {
-            n: _largest(before[n], updates, value)
-            for n, value in updates.shared.items()
-            if not value.is_floating_point()
-        }
+        counters = largest_counters(folded.counters if folded else frame.shared, updates)
         if folded is None:
             return _Sum(share.sum(1), total, counters)
         return _Sum(folded.weight + share.sum(1), folded.total + total, counters)
@@ -129,19 +138,81 @@ class Mean(Aggregator):
         return {**frame.shared, **shared, **folded.counters}, memory
 
 
-def _largest(shared: Tensor, updates: Updates, value: Tensor) -> Tensor:
-    largest = shared.clone()
-    for slot, row in zip(updates.slots, value, strict=True):
-        largest[slot.base] = largest[slot.base].maximum(row)
+def largest_counters(before: Tensors, updates: Updates) -> Tensors:
+    """Tensors that are not floating take the largest value of each base, [B, ...]."""
+    largest = {n: before[n].clone() for n, value in updates.shared.items() if not value.is_floating_point()}
+    for name, value in largest.items():
+        for slot, row in zip(updates.slots, updates.shared[name], strict=True):
+            value[slot.base] = value[slot.base].maximum(row)
     return largest
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Grouped(Aggregator):
+    """A rule for each group of tensors; `default` for those in none."""
+
+    default: Aggregator = Mean()
+
+    def _rules(self) -> dict[str, Aggregator]:
+        """Name of a group -> its rule."""
+        raise NotImplementedError
+
+    def _group(self, name: str, frame: Frame) -> str:
+        """The group a tensor would be in."""
+        raise NotImplementedError
+
+    @property
+    def weighted(self) -> bool:
+        return all(rule.weighted for rule in (self.default, *self._rules().values()))
+
+    @property
+    def least(self) -> int:
+        return max(rule.least for rule in (self.default, *self._rules().values()))
+
+    def _groups(self, frame: Frame) -> list[tuple[str, Aggregator, list[str]]]:
+        """(prefix of its memory, rule, names it writes)"""
+        rules = {**self._rules(), "default": self.default}
+        names: dict[str, list[str]] = {group: [] for group in rules}
+        for name in frame.shared:
+            group = self._group(name, frame)
+            names[group if group in rules else "default"].append(name)
+        return [(group, rule, names[group]) for group, rule in rules.items()]
+
+    def memory(self, frame: Frame) -> Tensors:
+        kept: Tensors = {}
+        for role, rule, names in self._groups(frame):
+            kept |= under(role, rule.memory(narrow(frame, names)))
+        return kept
+
+    def fold(self, folded: dict[str, Any] | None, updates: Updates, frame: Frame) -> dict[str, Any]:
+        folded = folded or {}
+        return {
+            role: rule.fold(folded.get(role), updates.only(names), narrow(frame, names))
+            for role, rule, names in self._groups(frame)
+            if names
+        }
+
+    def finish(self, folded: dict[str, Any] | None, frame: Frame, memory: Tensors) -> tuple[Tensors, Tensors]:
+        shared, kept = dict(frame.shared), dict(memory)
+        for role, rule, names in self._groups(frame):
+            if folded and role in folded:
+                written, left = rule.finish(folded[role], narrow(frame, names), inside(role, memory))
+                shared |= written
+                kept |= under(role, left)
+        return shared, kept
+
+    def figures(self, memory: Tensors) -> dict[str, Any]:
+        told: dict[str, Any] = {}
+        for role, rule in (*self._rules().items(), ("default", self.default)):
+            told |= rule.figures(inside(role, memory))
+        return told
 
 
 @part("aggregator")
 @dataclass(frozen=True, kw_only=True)
-class ByRole(Aggregator):
+class ByRole(_Grouped):
     """A rule for each role of tensor; `default` for the roles that have none."""
 
-    default: Aggregator = Mean()
     weight: Aggregator | None = None
     norm_affine: Aggregator | None = None
     norm_mean: Aggregator | None = None
@@ -152,74 +223,73 @@ class ByRole(Aggregator):
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "default"}
         return {role: rule for role, rule in given.items() if rule is not None}
 
+    def _group(self, name: str, frame: Frame) -> str:
+        return frame.roles[name]
+
     @property
     def claims(self) -> frozenset[Role]:
         return frozenset(Role(role) for role in self._rules())
 
+
+@dataclass(frozen=True, kw_only=True)
+class _ByName(_Grouped):
+    """Rules of a norm's own for some tensors."""
+
+    rules: tuple[Aggregator, ...]
+    groups: Mapping[str, str]
+
+    def _rules(self) -> dict[str, Aggregator]:
+        return {f"own{number}": rule for number, rule in enumerate(self.rules)}
+
+    def _group(self, name: str, frame: Frame) -> str:
+        return self.groups.get(name, "default")
+
     @property
-    def weighted(self) -> bool:
-        return all(rule.weighted for rule in (self.default, *self._rules().values()))
-
-    def _groups(self, frame: Frame) -> list[tuple[str, Aggregator, list[str]]]:
-        """(prefix of its memory, rule, names it writes)"""
-        rules = self._rules()
-        groups = [(role, rule, [n for n in frame.shared if frame.roles[n] == role]) for role, rule in rules.items()]
-        return [*groups, ("default", self.default, [n for n in frame.shared if frame.roles[n] not in rules])]
-
-    def memory(self, frame: Frame) -> Tensors:
-        kept: Tensors = {}
-        for role, rule, names in self._groups(frame):
-            kept |= _under(role, rule.memory(_narrow(frame, names)))
-        return kept
-
-    def fold(self, folded: dict[str, Any] | None, updates: Updates, frame: Frame) -> dict[str, Any]:
-        folded = folded or {}
-        return {
-            role: rule.fold(folded.get(role), updates.only(names), _narrow(frame, names))
-            for role, rule, names in self._groups(frame)
-            if names
-        }
-
-    def finish(self, folded: dict[str, Any] | None, frame: Frame, memory: Tensors) -> tuple[Tensors, Tensors]:
-        shared, kept = dict(frame.shared), dict(memory)
-        for role, rule, names in self._groups(frame):
-            if folded and role in folded:
-                written, left = rule.finish(folded[role], _narrow(frame, names), _inside(role, memory))
-                shared |= written
-                kept |= _under(role, left)
-        return shared, kept
-
-    def figures(self, memory: Tensors) -> dict[str, Any]:
-        told: dict[str, Any] = {}
-        for role, rule in (*self._rules().items(), ("default", self.default)):
-            told |= rule.figures(_inside(role, memory))
-        return told
+    def claims(self) -> frozenset[Role]:
+        return self.default.claims
 
 
-def _narrow(frame: Frame, names: list[str]) -> Frame:
+def by_name(default: Aggregator, rules: Mapping[Aggregator, Sequence[str]]) -> Aggregator:
+    """`default`, except for the tensors named beside another rule."""
+    groups = {name: f"own{number}" for number, names in enumerate(rules.values()) for name in names}
+    return _ByName(default=default, rules=tuple(rules), groups=groups)
+
+
+def narrow(frame: Frame, names: Iterable[str]) -> Frame:
+    """The same round, seen by a rule for these tensors only."""
     return replace(frame, shared=tensors.select(frame.shared, names))
 
 
-def _under(name: str, memory: Tensors) -> Tensors:
+def under(name: str, memory: Tensors) -> Tensors:
+    """A part's memory among that of others."""
     return {f"{name}.{key}": value for key, value in memory.items()}
 
 
-def _inside(name: str, memory: Tensors) -> Tensors:
-    """What was put `_under` a name."""
+def inside(name: str, memory: Tensors) -> Tensors:
+    """What was put `under` a name."""
     return {key.removeprefix(f"{name}."): value for key, value in memory.items() if key.startswith(f"{name}.")}
 
 
 @kind("stage")
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """The part that decides, before a rule combines the updates of a base, how much each of them counts."""
+    """The part that works on the updates of a base before a rule combines them: how much each counts, or its values."""
+
+    @property
+    def weighs(self) -> bool:
+        """Whether its effect is in the weights, so that a rule without a weighted form would ignore it."""
+        return True
+
+    def least(self, after: int) -> int:
+        """The smallest number of updates it works with, if what follows needs `after`."""
+        return after
 
     def memory(self, frame: Frame) -> Tensors:
         """What it remembers of each base between rounds, with its first values."""
         return {}
 
     def apply(self, updates: Updates, frame: Frame, memory: Tensors) -> tuple[Updates, Tensors]:
-        """The updates of one base with other weights, on any scale, and what it remembers of that base from now on."""
+        """The updates of one base with other weights, on any scale, or values; what it remembers of it from now on."""
         raise NotImplementedError
 
     def figures(self, memory: Tensors) -> dict[str, Any]:
@@ -245,10 +315,11 @@ class Chain(Aggregator):
     rule: Aggregator = Mean()
 
     def __post_init__(self) -> None:
-        if self.stages and not self.rule.weighted:
+        weighing = [type(stage).__name__ for stage in self.stages if stage.weighs]
+        if weighing and not self.rule.weighted:
             raise HardyError(
-                f"chain: stage {type(self.stages[-1]).__name__!r} weighs the updates, but the rule {self.rule} has no "
-                "weighted form and would ignore it. Usual fix: a rule that has one (mean by samples, normalised_mean)."
+                f"chain: stage {weighing[-1]!r} weighs the updates, but the rule {self.rule} has no weighted form and "
+                "would ignore it. Usual fix: one that has (mean or geometric_median, weigh = samples)."
             )
 
     @property
@@ -259,32 +330,40 @@ class Chain(Aggregator):
     def weighted(self) -> bool:
         return self.rule.weighted
 
+    @property
+    def least(self) -> int:
+        least = self.rule.least
+        for stage in reversed(self.stages):
+            least = stage.least(least)
+        return least
+
     def memory(self, frame: Frame) -> Tensors:
-        kept = _under("rule", self.rule.memory(frame))
+        kept = under("rule", self.rule.memory(frame))
         for number, stage in enumerate(self.stages):
-            kept |= _under(str(number), tensors.repeat(stage.memory(frame), frame.bases))
+            kept |= under(str(number), tensors.repeat(stage.memory(frame), frame.bases))
         return kept
 
     def finish(self, folded: Any, frame: Frame, memory: Tensors) -> tuple[Tensors, Tensors]:
         if not folded:
             return frame.shared, memory
-        updates, kept, weighed = Updates.join(folded), dict(memory), None
-        for base in sorted({slot.base for slot in updates.slots}):
-            left = updates.where(updates.bases == base)
+        kept, weighed = dict(memory), None
+        for base, left in _by_base(folded):
+            if len(left.slots) < self.least:
+                continue
             for number, stage in enumerate(self.stages):
-                own = _inside(str(number), kept)
+                own = inside(str(number), kept)
                 left, new = stage.apply(left, frame, tensors.gather(own, base))
-                kept |= _under(str(number), tensors.scatter(own, new, base))
+                kept |= under(str(number), tensors.scatter(own, new, base))
             weighed = self.rule.fold(weighed, left, frame)
-        shared, own = self.rule.finish(weighed, frame, _inside("rule", memory))
-        return shared, kept | _under("rule", own)
+        shared, own = self.rule.finish(weighed, frame, inside("rule", memory))
+        return shared, kept | under("rule", own)
 
     def figures(self, memory: Tensors) -> dict[str, Any]:
-        told = self.rule.figures(_inside("rule", memory))
+        told = self.rule.figures(inside("rule", memory))
         for number, stage in enumerate(self.stages):
-            told |= stage.figures(_inside(str(number), memory))
+            told |= stage.figures(inside(str(number), memory))
         return told
 
 
 by_role, chain, mean, uniform = ByRole, Chain, Mean, Uniform
-__all__ = ["Aggregator", "Frame", "Stage", "by_role", "chain", "mean", "uniform"]
+__all__ = ["Aggregator", "Frame", "Stage", "by_name", "by_role", "chain", "mean", "uniform"]

@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
 from hardy.data.splits import Client
 from hardy.errors import HardyError
-from hardy.models.layers import BatchNorm
+from hardy.models.layers import BatchNorm, Statistics
 from hardy.partition import Placement, Role, Tag
+from hardy.parts.aggregation import Aggregator
 from hardy.registry import kind, part
 from hardy.tensors import Tensors
 
@@ -17,6 +19,9 @@ from hardy.tensors import Tensors
 @dataclass(frozen=True, kw_only=True)
 class Norm:
     """The part that owns the tensors of the normalisation layers."""
+
+    keeps: ClassVar[type[Statistics]] = Statistics
+    """what a layer keeps for a branch of this norm"""
 
     @property
     def branches(self) -> frozenset[str] | None:
@@ -29,6 +34,14 @@ class Norm:
     def placement(self, tag: Tag) -> Placement:
         """Where a tensor of a norm layer lives."""
         return Placement.SHARED
+
+    def frozen(self, round: int) -> bool:
+        """Whether clients of this round train on running statistics, and leave them."""
+        return False
+
+    def statistics_rule(self, branch: str, rule: Aggregator) -> Aggregator:
+        """How shared statistics of a branch are aggregated, where the method has this rule for them."""
+        return rule
 
     @property
     def reads(self) -> frozenset[str]:
@@ -52,7 +65,7 @@ class Batch(Norm):
     """deviation σ of Gaussian noise on every update of the running statistics, before anybody else sees them"""
 
     def layer(self, features: int) -> nn.Module:
-        return BatchNorm(features, momentum=self.momentum, noise=self.noise)
+        return BatchNorm(features, branches={"clean": self.keeps}, momentum=self.momentum, noise=self.noise)
 
 
 @part("norm")
@@ -60,7 +73,8 @@ class Batch(Norm):
 class Dual(Norm):
     """Two sets of statistics, for clean and for attacked images, behind one affine (Xie et al. 2020; DBN in FedRBN).
 
-    Each branch is owned as the norm given for it says; the one affine as the clean one says.
+    Each branch is owned as the norm given for it says; the one affine as the clean one says. Momentum and noise are
+    given here, for both.
     """
 
     clean: Norm = Batch()
@@ -76,7 +90,7 @@ class Dual(Norm):
         if "clean" in self.adversarial.reads and self.clean.placement(statistics) is Placement.PRIVATE:
             raise HardyError(
                 f"norm {type(self.adversarial).__name__!r} compares clients by their clean statistics, but "
-                f"{type(self.clean).__name__!r} keeps these private. Usual fix: clean = local with statistics = reported."
+                f"{type(self.clean).__name__!r} keeps these private. Usual fix: local with statistics = reported."
             )
 
     @property
@@ -86,7 +100,7 @@ class Dual(Norm):
     def layer(self, features: int) -> nn.Module:
         return BatchNorm(
             features,
-            branches=("clean", "adversarial"),
+            branches={"clean": self.clean.keeps, "adversarial": self.adversarial.keeps},
             momentum=self.momentum,
             noise=self.noise,
             dual_affine=self.dual_affine,
@@ -94,6 +108,12 @@ class Dual(Norm):
 
     def placement(self, tag: Tag) -> Placement:
         return (self.adversarial if tag.branch == "adversarial" else self.clean).placement(tag)
+
+    def frozen(self, round: int) -> bool:
+        return self.clean.frozen(round)
+
+    def statistics_rule(self, branch: str, rule: Aggregator) -> Aggregator:
+        return (self.adversarial if branch == "adversarial" else self.clean).statistics_rule(branch, rule)
 
     def exchange(self, reported: Tensors, tags: Mapping[str, Tag], clients: Sequence[Client]) -> Tensors:
         for branch, norm in (("clean", self.clean), ("adversarial", self.adversarial)):

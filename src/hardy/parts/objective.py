@@ -1,7 +1,8 @@
 """Objectives: what a client minimises in one step, and what it keeps for itself."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +36,22 @@ class Outcome:
     rate: Tensor
 
 
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """What `Objective.diagnose` can ask of a federation between two rounds."""
+
+    each: Callable[[Callable[[Net, Tensors, Batch, Tensor], Any]], Any]
+    """runs a function for some clients, on each one's network, private tensors and first training rows; pure, it may
+    run under vmap. Results are stacked"""
+    shared: frozenset[str]
+    """the trained tensors all clients have in common"""
+    clients: int
+    rate: float
+    """of the round before, η"""
+    steps: int
+    """local steps a round, τ"""
+
+
 @kind("objective")
 @dataclass(frozen=True, kw_only=True)
 class Objective:
@@ -55,8 +72,8 @@ class Objective:
         """Whether the gradient with respect to the private tensors is wanted by `advance`."""
         return False
 
-    def of(self, kind: str) -> "Objective":
-        """The objective of a client of this kind (AT or ST)."""
+    def of(self, kind: str, round: int = 0) -> "Objective":
+        """The objective of a client of this kind (AT or ST) in a round."""
         return self
 
     def shared(self, trained: Tensors) -> Tensors:
@@ -88,6 +105,11 @@ class Objective:
         without vmap, on one slot or on a stack of them: figures broadcast with `tensors.over`."""
         return outcome.private, {}
 
+    def diagnose(self, survey: Survey) -> dict[str, Any]:
+        """Figures to follow over the rounds besides loss and accuracy, where `evaluation.diagnose` asks for them;
+        `broken_conditions` is a list of warnings."""
+        return {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapper(Objective):
@@ -107,8 +129,8 @@ class Wrapper(Objective):
     def ascends(self) -> bool:
         return self.inner.ascends
 
-    def of(self, kind: str) -> "Objective":
-        return replace(self, inner=self.inner.of(kind))
+    def of(self, kind: str, round: int = 0) -> "Objective":
+        return replace(self, inner=self.inner.of(kind, round))
 
     def shared(self, trained: Tensors) -> Tensors:
         return self.inner.shared(trained)
@@ -130,6 +152,9 @@ class Wrapper(Objective):
 
     def finish(self, outcome: Outcome) -> tuple[Tensors, Tensors]:
         return self.inner.finish(outcome)
+
+    def diagnose(self, survey: Survey) -> dict[str, Any]:
+        return self.inner.diagnose(survey)
 
 
 @part("objective")
@@ -170,6 +195,7 @@ __all__ = [
     "Objective",
     "Outcome",
     "Shape",
+    "Survey",
     "Wrapper",
     "cross_entropy",
     "masked_cross_entropy",

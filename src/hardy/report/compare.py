@@ -144,8 +144,15 @@ def _curve(row: Row, along: Callable[[Run], dict[float, float]]) -> Series:
     return Series(label=row.name, points=points, band=band)
 
 
+def _swept(row: Row, curve: tuple[str, str]) -> Series:
+    """Mean accuracy over the seeds along one setting of a threat."""
+    found = [dict(run.sweeps().get(curve, [])) for run in row.runs]
+    shared = sorted(set.intersection(*map(set, found)))
+    return Series(label=row.name, points=[(at, mean(points[at] for points in found)) for at in shared])
+
+
 def write_comparison(folders: Sequence[Path], out: Path) -> Path:
-    """The table of `compare` and its curves, over rounds and over bytes sent up, as one HTML file."""
+    """The table of `compare` and its curves, over rounds, bytes sent up and radii of attacks, as one HTML file."""
     compared = compare(folders)
     over_rounds = [
         _curve(row, lambda run: {line["round"]: line["round"] for line in run.rounds}) for row in compared.rows
@@ -184,8 +191,25 @@ def write_comparison(folders: Sequence[Path], out: Path) -> Path:
             ],
         ),
     )
+    curves = dict.fromkeys(curve for row in compared.rows for run in row.runs for curve in run.sweeps())
+    attacked = section(
+        "Mean accuracy under attacks and shifts",
+        [
+            figure(
+                f"{threat}: against the {setting}",
+                lines(
+                    [_swept(row, (setting, threat)) for row in compared.rows],
+                    title=f"Mean accuracy against the {setting}",
+                    y=percent,
+                    x_name=setting,
+                    x_step=0.0,
+                ),
+            )
+            for setting, threat in curves
+        ],
+    )
     with disk(str(out)):
-        out.write_text(page(title, *body), "utf-8")
+        out.write_text(page(title, *body, attacked), "utf-8")
     return out
 
 

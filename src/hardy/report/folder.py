@@ -9,6 +9,13 @@ from typing import Any
 from hardy.errors import HardyError
 
 Point = tuple[float, float]
+SWEPT = {
+    "epsilon": "radius × 255",
+    "rotation_radius": "‖Λ − I‖",
+    "shift_radius": "‖δ‖",
+    "strength": "strength of the shift",
+}
+"""settings of an attack that make a curve, as they are called in reports"""
 
 
 def number(value: Any, *keys: str) -> float | None:
@@ -30,6 +37,8 @@ class Run:
     config: str
     evaluation: dict[str, Any]
     """what `hardy evaluate` found; empty if it was not asked"""
+    projections: dict[str, Any]
+    """norms and representations as points in a plane"""
 
     def series(self, *keys: str) -> list[Point]:
         """(round, value) wherever the value is a number."""
@@ -43,6 +52,22 @@ class Run:
             total += value
             points.append((at, total))
         return points
+
+    def sweeps(self) -> dict[tuple[str, str], list[Point]]:
+        """Accuracy against each setting that was varied with the others held: {(setting, threat): points}."""
+        found: dict[tuple[str, str], dict[float, float]] = {}
+        for name, figures in (self.evaluation.get("robust_accuracy") or {}).items():
+            attack, mean = figures.get("attack") or {}, number(figures, "mean")
+            given = {key: value for key in SWEPT if (value := number(attack, key)) is not None}
+            l2 = attack.get("ball") == "l2"
+            for key, value in given.items() if mean is not None else ():
+                held = (f", {SWEPT[other]} {given[other]:g}" for other in given if other != key)
+                setting = "L2 radius" if l2 and key == "epsilon" else SWEPT[key]
+                points = found.setdefault((setting, name.partition("@")[0] + "".join(held)), {})
+                if len(given) == 1 and (clean := number(self.evaluation, "standard_accuracy", "mean")) is not None:
+                    points[0.0] = clean
+                points[value * (255 if setting == "radius × 255" else 1)] = mean
+        return {key: sorted(points.items()) for key, points in found.items() if len(points.keys() - {0.0}) > 1}
 
     def domains(self) -> list[str]:
         """Domain names in the order of the clients, then any that only the summary knows."""
@@ -85,7 +110,9 @@ def read_run(folder: Path) -> Run:
             f"{folder / 'summary.json'} does not exist. Give the folder of a finished run (of several seeds: "
             "one of its seed-* folders), or let the run finish first."
         )
-    clients, config, evaluation = (folder / name for name in ("clients.json", "config.toml", "evaluation.json"))
+    clients, config, evaluation, projections = (
+        folder / name for name in ("clients.json", "config.toml", "evaluation.json", "projections.json")
+    )
     return Run(
         folder=folder,
         summary=_json(folder / "summary.json", dict),
@@ -93,4 +120,5 @@ def read_run(folder: Path) -> Run:
         clients=_json(clients, list) if clients.exists() else [],
         config=config.read_text("utf-8", errors="replace") if config.exists() else "",
         evaluation=_json(evaluation, dict) if evaluation.exists() else {},
+        projections=_json(projections, dict) if projections.exists() else {},
     )

@@ -14,6 +14,7 @@ from hardy.report.pictures import row_labels
 from hardy.report.plots import (
     COLOURS,
     Bar,
+    Cloud,
     Dots,
     Format,
     Series,
@@ -22,13 +23,15 @@ from hardy.report.plots import (
     lines,
     percent,
     plain,
+    scatter,
     si,
     stacked,
     strip,
 )
 
 _REASONS = ("dropped", "late", "crashed", "refused")
-_KNOWN = {"round", "seconds", "loss", "bytes_up", "bytes_down", "macs", "cohort", "slots"}
+_KNOWN = {"round", "seconds", "loss", "bytes_up", "bytes_down", "macs", "cohort", "slots", "drift", "variance"}
+_KNOWN |= {"primal_gap", "phi_gradient", "wasserstein_bound"}
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -226,6 +229,63 @@ def _training(run: Run) -> str:
     )
 
 
+def _convergence(run: Run) -> str:
+    """How near a minimax method is to its saddle point, as `evaluation.diagnose` measured it (FedRobust)."""
+    told = [row for row in run.rounds if "broken_conditions" in row]
+    named = {
+        "primal_gap": ("Primal gap", "Φ(w) − f(w, ψ): what the clients' shifts could still gain at these weights."),
+        "phi_gradient": ("‖∇Φ(w)‖", "Against the worst shifts; small at a stationary point."),
+        "wasserstein_bound": ("Wasserstein bound", "Of the learnt shifts (Theorem 4), mean over clients."),
+    }
+    broken = [f"<li>{escape(str(text))}" for text in (told[-1]["broken_conditions"] or [] if told else [])]
+    said = f"<h3>Conditions of Theorem 2 that the step sizes break</h3><ul>{''.join(broken)}</ul>" if broken else ""
+    if told and not broken:
+        said = '<p class="note">No condition of Theorem 2 was seen broken, which does not prove that all hold.</p>'
+    return section(
+        "Convergence",
+        [
+            figure(title, lines([Series(label="", points=run.series(key), style="ink")], title=title, zero=True), note)
+            for key, (title, note) in named.items()
+        ],
+        said,
+    )
+
+
+def _drift(run: Run) -> str:
+    """How far the clients drift apart, and whom the aggregation favoured in which round (SFAT)."""
+    chosen = {row["round"]: row["up_weighted"] for row in run.rounds if isinstance(row.get("up_weighted"), list)}
+    times = Counter(client for clients in chosen.values() for client in clients)
+    last = max(chosen, default=1)
+    grid = np.zeros((len(run.clients), min(last, 120)))
+    for at, clients in chosen.items():
+        for client in (c for c in clients if c < len(grid)):
+            grid[client, (at - 1) * grid.shape[1] // last] += 1
+    domains = np.array([str(client.get("domain", "")) for client in run.clients])
+    groups = {domain: grid[domains == domain] for domain in run.domains()} if times else {}
+    most, turns = times.most_common(1)[0] if times else (0, 0)
+    return section(
+        "Drift and slack",
+        [
+            figure(
+                "Client drift",
+                lines([Series(label="mean", points=run.series("drift"), style="ink")], title="Client drift", zero=True),
+                "Distance of a client's weights from the new shared ones.",
+            ),
+            figure(
+                "Variance of the updates",
+                lines([Series(label="", points=run.series("variance"), style="ink")], title="Variance", zero=True),
+                "Mean squared distance of the clients' weights from their own mean.",
+            ),
+            figure(
+                "Up-weighted clients",
+                heat(groups, title="Up-weighted clients by round", first=1, wide=last / grid.shape[1]),
+                "A row is a client, grouped by domain; a column is a round, or some of them. "
+                f"Most often: client {most}, in {turns} of {len(chosen)} rounds.",
+            ),
+        ],
+    )
+
+
 def _lost(run: Run) -> str:
     last = run.rounds[-1]["round"] if run.rounds else 0
     counts = {reason: [0] * last for reason in _REASONS}
@@ -310,20 +370,20 @@ def _settings(run: Run) -> str:
 
 def _robustness(run: Run) -> str:
     """Accuracy against the radius of an attack, and the red flags, as `hardy evaluate` left them."""
-    found = run.evaluation
-    families: dict[str, list[tuple[float, float]]] = {}
-    for name, figures in (found.get("robust_accuracy") or {}).items():
-        radius, mean = number(figures, "attack", "epsilon"), number(figures, "mean")
-        if radius is not None and mean is not None:
-            label = name.partition("@")[0] + (" L2" if figures["attack"].get("ball") == "l2" else "")
-            families.setdefault(label, []).append((radius * 255, mean))
-    clean = number(found, "standard_accuracy", "mean")
-    curves = [
-        Series(label=label, points=sorted({0.0: clean or 0.0, **dict(points)}.items()))
-        for label, points in families.items()
-        if len(set(points)) > 1
+    found, curves = run.evaluation, run.sweeps()
+    drawings = [
+        figure(
+            f"Accuracy against the {setting}",
+            lines(
+                [Series(label=threat, points=points) for (axis, threat), points in curves.items() if axis == setting],
+                title=f"Accuracy against the {setting}",
+                y=percent,
+                x_name=setting,
+                x_step=0.0,
+            ),
+        )
+        for setting in dict.fromkeys(axis for axis, _ in curves)
     ]
-    drawing = lines(curves, title="Accuracy against the radius", y=percent, x_name="radius × 255", x_step=0.0)
     flags = [
         f"<li><b>{escape(f['name'])}</b> (client {f['client']}): {escape(f['message'])} {escape(f['advice'])}"
         for f in found.get("flags") or []
@@ -331,13 +391,51 @@ def _robustness(run: Run) -> str:
     said = f"<h3>Red flags</h3><ul>{''.join(flags)}</ul>" if flags else ""
     if "flags" in found and not flags:
         said = '<p class="note">No red flag: the figures under attack passed the checks for masked gradients.</p>'
-    return section("Robustness", [figure("Accuracy against the radius of the attack", drawing)], said)
+    return section("Robustness", drawings, said)
+
+
+def _planes(run: Run) -> str:
+    """Norms of the clients and representations of images, by their two principal components."""
+    told, known = run.projections, run.domains()
+    homes = {client.get("client"): str(client.get("domain", "")) for client in run.clients}
+
+    def clouds(points: Sequence[tuple[float, float, str, str]], names: Sequence[str]) -> list[Cloud]:
+        return [
+            Cloud(
+                label=name,
+                points=[
+                    (x, y, f"{name}, {mark}")
+                    for x, y, who, mark in points
+                    if who == name and plain is (mark == "clean")
+                ],
+                style=f"c{at % COLOURS}",
+                cross=not plain,
+            )
+            for at, name in enumerate(names)
+            for plain in (True, False)
+        ]
+
+    drawn = []
+    for found in told.get("norms") or []:
+        title = f"BatchNorm statistics, {found['layer']}"
+        points = [(x, y, homes.get(client, ""), branch) for x, y, client, branch in found["points"]]
+        note = (
+            "A point is a client's mean and variance, by their principal components. Dots: clean, crosses: adversarial."
+        )
+        drawn.append(figure(title, scatter(clouds(points, known), title=title), note))
+    for found in told.get("domains") or []:
+        title = f"Representations, {found['domain']} (client {found['client']})"
+        points = [(x, y, name, state) for x, y, name, state in found["points"]]
+        note = f"Images of some classes before the last layer. Dots: clean, crosses: attacked by {told.get('threat')}."
+        drawn.append(figure(title, scatter(clouds(points, sorted({p[2] for p in points})), title=title), note))
+    return section("Norms and representations", drawn)
 
 
 def write_report(folder: Path) -> Path:
     """Draw the run in this folder to folder/report.html."""
     run, out = read_run(folder), folder / "report.html"
     name = str(run.summary.get("name", folder.name))
-    parts = (_header, _results, _robustness, _training, _lost, _split, _pictures, _settings)
+    accuracy, training = (_header, _results, _robustness), (_training, _convergence, _drift, _lost)
+    parts = (*accuracy, *training, _split, _planes, _pictures, _settings)
     out.write_text(page(name, *(part(run) for part in parts)), "utf-8")
     return out

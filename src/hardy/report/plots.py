@@ -51,6 +51,16 @@ class Dots:
     style: str = "ink"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Cloud:
+    """Named points (x, y, what it is), drawn as dots or as crosses."""
+
+    label: str
+    points: Sequence[tuple[float, float, str]]
+    style: str = "ink"
+    cross: bool = False
+
+
 def percent(value: float) -> str:
     """71.2%"""
     return f"{100 * value:.1f}".removesuffix(".0") + "%"
@@ -83,7 +93,7 @@ def thin(points: Sequence[Point], limit: int = 400) -> list[Point]:
 
 def _ticks(low: float, high: float, least: float = 0.0) -> list[float]:
     """About four round numbers that enclose low and high."""
-    if low == high:  # a constant is drawn against nought
+    if math.isclose(low, high):  # a constant is drawn against nought
         low, high = min(low, 0.0), max(high, 0.0) or float(low == 0.0)
     raw = max((high - low) / 4, least)
     power = 10.0 ** math.floor(math.log10(raw))
@@ -269,6 +279,37 @@ def strip(rows: Sequence[Dots], *, title: str, x: Format = percent, most: int = 
     )
 
 
+def scatter(clouds: Sequence[Cloud], *, title: str) -> str:
+    """Points in a plane whose axes have no names; clouds of one label are named once."""
+    drawn = [cloud for cloud in clouds if cloud.points]
+    if not drawn:
+        return ""
+    xs, ys = [x for c in drawn for x, _, _ in c.points], [y for c in drawn for _, y, _ in c.points]
+    wide, tall = (max(xs) - min(xs)) or 1.0, (max(ys) - min(ys)) or 1.0
+    parts = []
+    for cloud in drawn:
+        for x, y, what in cloud.points:
+            left, top = f"{(x - min(xs)) / wide:.2%}", f"{(max(ys) - y) / tall:.2%}"
+            told = f"<title>{escape(what)}</title>"
+            if cloud.cross:
+                parts.append(f'<text x="{left}" y="{top}" dy="4" class="middle {cloud.style}">×{told}</text>')
+            else:
+                parts.append(f'<circle cx="{left}" cy="{top}" r="3.5" class="dot {cloud.style}">{told}</circle>')
+    labels = {cloud.label: cloud.style for cloud in drawn}
+    names = [
+        _text("100%", f"{_LINE * at + 6:g}", _short(label), style, right=18)
+        for at, (label, style) in enumerate(labels.items())
+    ]
+    return _chart(
+        "".join(parts + names),
+        title=title,
+        height=max(240, _LINE * len(labels)),
+        left=10,
+        right=_width([_short(label) for label in labels]) + 9,
+        below=14,
+    )
+
+
 def stacked(counts: Mapping[str, Sequence[int]], *, title: str, x_name: str = "round") -> str:
     """Counts per round as stacked columns, one colour a label; past 120, neighbours share a column."""
     rounds = max((len(values) for values in counts.values()), default=0)
@@ -307,8 +348,13 @@ def stacked(counts: Mapping[str, Sequence[int]], *, title: str, x_name: str = "r
     )
 
 
-def heat(groups: Mapping[str, NDArray[np.float64]], *, title: str, most: int = 160) -> str:
-    """Grouped [row, column] counts: the stronger the colour, the more. Past `most`, rows are averaged."""
+def heat(
+    groups: Mapping[str, NDArray[np.float64]], *, title: str, most: int = 160, first: int = 0, wide: float = 1.0
+) -> str:
+    """Grouped [row, column] counts: the stronger the colour, the more. Past `most`, rows are averaged.
+
+    Columns are numbered from `first` on; each stands for `wide` numbers.
+    """
     share = max(1, math.ceil(sum(len(group) for group in groups.values()) / most))
     small = {
         name: np.stack([group[at : at + share].mean(0) for at in range(0, len(group), share)])
@@ -321,15 +367,15 @@ def heat(groups: Mapping[str, NDArray[np.float64]], *, title: str, most: int = 1
     rows, columns = sum(len(group) for group in small.values()), max(g.shape[1] for g in small.values())
     pitch = min(12.0, max(3.0, 330 / rows, (_LINE - 6) * len(small) / rows))  # room for every group's name
     height = pitch * rows + 6 * (len(small) - 1)
-    wide, tall = 1000 / columns, 1000 * pitch / height
-    box = wide * 0.94
+    width, tall = 1000 / columns, 1000 * pitch / height
+    box = width * 0.94
     start, paths, labels, tops = 0.0, [], [], []
     for name, group in small.items():
         style = f"c{list(groups).index(name) % COLOURS}"
         levels = np.ceil(_LEVELS * np.sqrt(group / top)).astype(int)  # the root keeps single images visible
         for level in range(1, _LEVELS + 1):
             cells = "".join(
-                f"M{wide * c:.0f} {start + tall * r:.1f}h{box:.0f}v{tall * 0.88:.1f}h-{box:.0f}z"
+                f"M{width * c:.0f} {start + tall * r:.1f}h{box:.0f}v{tall * 0.88:.1f}h-{box:.0f}z"
                 for r, c in np.argwhere(levels == level)
             )
             if cells:
@@ -342,7 +388,7 @@ def heat(groups: Mapping[str, NDArray[np.float64]], *, title: str, most: int = 1
         for (label, style), y in zip(labels, _spread(tops, height), strict=True)
     ]
     step = math.ceil(columns / 12)
-    ticks = [((c + 0.47) / columns, str(c)) for c in range(0, columns, step)]
+    ticks = [((c + 0.47) / columns, plain(first + int(c * wide))) for c in range(0, columns, step)]
     return _chart(
         _grid(ticks, [], "") + _stretched("".join(paths)) + "".join(names),
         title=title,

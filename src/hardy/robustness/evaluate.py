@@ -1,7 +1,8 @@
 """Accuracy of every client's network as it is deployed, on images as they are and under attack.
 
 A client is served by the shared tensors with its own. An attack sees exactly that network, with the statistics of the
-`attack` branch; its images are then judged with those of the `predict` branch.
+`attack` branch; images, attacked or not, are judged with those of the `predict` branch: who classifies an image does
+not know whether it was attacked.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +36,7 @@ _POINTS = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class Branches:
-    """Which statistics an attack climbs on, and which the attacked images are judged with."""
+    """Which statistics an attack climbs on, and which images are judged with."""
 
     attack: str = "clean"
     predict: str = "clean"
@@ -131,9 +132,9 @@ def threat_key(seed: int, threat: Threat, stage: str) -> Tensor:
     return random.fold(torch.tensor(seed), "evaluate", threat.name, stage)
 
 
-def accuracies(engine: Engine, state: ServerState, part: Part) -> dict[str, Any]:
+def accuracies(engine: Engine, state: ServerState, part: Part, branch: str = "clean") -> dict[str, Any]:
     """Standard accuracy of all clients on their own rows."""
-    return summarise(Deployed(engine, state, part, Branches(), None).standing(), engine.data.clients)
+    return summarise(Deployed(engine, state, part, Branches(predict=branch), None).standing(), engine.data.clients)
 
 
 def summarise(hits: Sequence[Mask], clients: Sequence[Client]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, get_args, get_type_hints
 
 from hardy.errors import HardyError, unknown
-from hardy.robustness import attacks
+from hardy.robustness import attacks, devices
 from hardy.robustness.attacks import Attack
 from hardy.robustness.geometry import Ball
 
@@ -34,6 +34,8 @@ PRESETS = {
     "fab-t": "FAB, 9 targets",
     "autoattack": "apgd-ce, apgd-t, fab-t and square: the figure to publish",
     "affine": "one affine shift for all images of a client (FedRobust): affine@0.4,1.0 are the radii of Λ and δ",
+    "camera-10": "no attack: images as ten cameras unknown to training take them; camera-10@0.5 halves the shifts",
+    "gaussian": "no attack: a Gaussian affine shift unknown to training; gaussian-10@0.05 is ten of strength 0.05",
 }
 
 
@@ -77,6 +79,8 @@ _FAMILIES = {
     "fab-t": _Family(attack=_auto("fab")),
     "autoattack": _Family(attack=_auto("auto_attack")),
     "affine": _Family(attack=lambda: attacks.affine, radii=("rotation_radius", "shift_radius")),
+    "camera": _Family(attack=lambda: devices.unseen_camera, count="devices", radii=("strength",)),
+    "gaussian": _Family(attack=lambda: devices.unseen_gaussian_affine, count="devices", radii=("strength",)),
 }
 
 

@@ -1,0 +1,132 @@
+"""Cost of FedRobust on one machine: python benchmarks/fedrobust.py OUT.json [--smoke]
+
+1. A local step of FedAvg, of FedRobust with every structure of Λ, and of FGM and PGD-10 (L2) training: 10 clients,
+   batch 50, 32x32 images, one step a round as in the paper; the small AlexNet on a GPU, the tiny CNN on a CPU. Methods
+   take turns, so that a busy moment falls on all.
+2. Memory a client keeps for Λ and δ, and the time of its step, on 32x32 and 256x256 images.
+
+Bounds: full Λ at most 1.2 times a FedAvg step on a GPU; PGD-10 at least 5 times a FedRobust step; channel and diagonal
+at most 2 times on a CPU.
+"""
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+from engines import CUDA, federation, prepare, train_only, work_of
+
+import hardy
+from hardy import papers, tensors
+from hardy.client import Training
+from hardy.errors import HardyError
+from hardy.models import flra_alexnet, tiny_cnn
+from hardy.papers.fedrobust import Structure
+from hardy.parts.norm import absent
+from hardy.robustness.attacks import fgsm, pgd
+
+STRUCTURES = Structure.__args__
+
+
+def methods():
+    """Everything timed against FedAvg, without norms as in the paper's AlexNet."""
+    ball = {"ball": "l2", "epsilon": 1.25}
+    robust = {f"fedrobust {s}": papers.fedrobust(structure=s) for s in STRUCTURES}
+    trained = {
+        "fgm": papers.fatavg(attack=fgsm(**ball), mix=1.0),
+        "pgd-10": papers.fatavg(attack=pgd(**ball, step=0.3125, steps=10), mix=1.0),
+    }
+    return {
+        "fedavg": papers.fedavg(norm=absent()),
+        **robust,
+        **{n: m.replace(norm=absent()) for n, m in trained.items()},
+    }
+
+
+def milliseconds_in_turns(functions, repeats: int, warm: int = 3) -> dict[str, float]:
+    """The median of each function; they are called in turns, each call ended by a synchronisation."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for turn in range(warm + repeats):
+        for name, function in functions.items():
+            began = time.perf_counter()
+            function()
+            if CUDA:
+                torch.cuda.synchronize()
+            if turn >= warm:
+                times[name].append((time.perf_counter() - began) * 1e3)
+    return {name: statistics.median(own) for name, own in times.items()}
+
+
+def round_times(model, data, batch: int, engine: str, repeats: int) -> dict[str, float]:
+    """Milliseconds of a round's training of one step, by method."""
+    functions = {}
+    for name, method in methods().items():
+        run = prepare(model, data, engine, Training(batch=batch, steps=1), method=method)
+        functions[name] = lambda run=run, work=work_of(run): train_only(run, work)
+    return milliseconds_in_turns(functions, repeats)
+
+
+def against_fedavg(times: dict[str, float]) -> dict[str, dict[str, float]]:
+    return {
+        name: {"ms": own, "of_fedavg": own / times["fedavg"], "pgd_over_this": times["pgd-10"] / own}
+        for name, own in times.items()
+    }
+
+
+def structures(shape, batch: int, repeats: int) -> dict[str, dict[str, float | str]]:
+    """Bytes a client keeps, and milliseconds of its step on the tiny CNN, for every structure that is possible."""
+    found: dict[str, dict[str, float | str]] = {}
+    data = federation(1, batch, shape)
+    functions = {}
+    for name, method in methods().items():
+        if not name.startswith("fed"):
+            continue
+        try:
+            run = prepare(
+                lambda norm: tiny_cnn(norm=norm, shape=shape),
+                data,
+                "sequential",
+                Training(batch=batch, steps=1),
+                method,
+            )
+        except HardyError as error:
+            found[name] = {"refused": str(error)}
+            continue
+        functions[name] = lambda run=run, work=work_of(run): train_only(run, work)
+        found[name] = {"bytes": tensors.count_bytes(run.engine.store)}
+    for name, own in milliseconds_in_turns(functions, repeats).items():
+        found[name]["ms"] = own
+    return found
+
+
+def main(out: Path, smoke: bool) -> None:
+    device = torch.cuda.get_device_name() if CUDA else f"cpu, {torch.get_num_threads()} threads"
+    result = {
+        "device": device,
+        "torch": torch.__version__,
+        "hardy": hardy.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    repeats = 1 if smoke else 30 if CUDA else 7
+    clients, batch = (2, 4) if smoke else (10, 50)
+    data = federation(clients, 500, (3, 32, 32))
+    model = flra_alexnet if CUDA else tiny_cnn
+    for engine in ("vectorised",) if CUDA else ("sequential", "vectorised"):
+        times = round_times(lambda norm: model(norm=norm, shape=(3, 32, 32)), data, batch, engine, repeats)
+        result[f"one_step_round_{engine}"] = {
+            "model": model.__name__,
+            "clients": clients,
+            "batch": batch,
+            "methods": against_fedavg(times),
+        }
+        print(json.dumps(result[f"one_step_round_{engine}"], indent=1), flush=True)
+    for side in (32, 256):
+        result[f"client_{side}x{side}"] = structures((3, side, side), 4 if smoke else 16, repeats)
+        print(json.dumps(result[f"client_{side}x{side}"], indent=1), flush=True)
+    out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), "--smoke" in sys.argv[2:])

@@ -1,0 +1,74 @@
+"""Runs the rows of a table: python experiments/grid.py experiments/fbn/grid.toml --out results.json [--workers 3]
+
+A grid names an experiment (a TOML beside it) and rows, each with its overrides. The results file is written after every
+row and rows already in it are skipped, so that a grid that was stopped goes on where it was.
+"""
+
+import argparse
+import json
+import multiprocessing
+import time
+import tomllib
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import hardy
+
+
+def run_row(experiment: Path, data: str | None, row: tuple[str, list[str]]) -> tuple[str, dict]:
+    """A row's figures: the run's summary, and standard accuracy over the rounds."""
+    name, overrides = row
+    try:
+        chosen = hardy.read(str(experiment), overrides)
+        with TemporaryDirectory() as folder:
+            run = hardy.fit(chosen, out=Path(folder) / "run", data_folder=data, quiet=True)
+            lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+        curve = [(n["round"], round(n["standard_accuracy"]["mean"], 4)) for n in lines if n.get("standard_accuracy")]
+        return name, {"overrides": overrides, "curve": curve, **run.summary()}
+    except Exception as error:  # a row that fails must not take the others with it
+        return name, {"overrides": overrides, "error": f"{type(error).__name__}: {error}"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("grid", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--workers", type=int, default=1, help="rows at once; a GPU holds several small ones")
+    parser.add_argument("--data", help="folder of data sets; default HARDY_DATA")
+    parser.add_argument("--only", default="", help="rows whose name holds this text")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row after so many seconds")
+    parser.add_argument("overrides", nargs="*", help="for all rows, such as rounds=10")
+    options = parser.parse_intermixed_args()
+    grid = tomllib.loads(options.grid.read_text())
+    done = json.loads(options.out.read_text()) if options.out.exists() else {}
+    rows = [
+        (name, [*own, *options.overrides])
+        for name, own in grid["rows"].items()
+        if options.only in name and "error" in done.get(name, {"error": ""})
+    ]
+    work, began = partial(run_row, options.grid.parent / grid["experiment"], options.data), time.perf_counter()
+    with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
+        waiting, running = list(reversed(rows)), []
+        while waiting or running:
+            while waiting and len(running) < options.workers and time.perf_counter() - began < options.seconds:
+                running.append(pool.apply_async(work, (waiting.pop(),)))
+            if not running:
+                print(f"out of time; {len(waiting)} rows left")
+                break
+            time.sleep(0.2)
+            for result in [r for r in running if r.ready()]:
+                running.remove(result)
+                name, figures = result.get()
+                done[name] = figures
+                options.out.write_text(json.dumps(done, indent=1))
+                print(name, figures.get("error") or _short(figures), flush=True)
+
+
+def _short(figures: dict) -> str:
+    robust = " ".join(f"{threat} {value['mean']:.1%}" for threat, value in figures["robust_accuracy"].items())
+    return f"{figures['standard_accuracy']['mean']:.1%} {robust} in {figures['seconds']:.0f} s"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""FBN: BatchNorm whose statistics are those of all clients' batches together.
+
+Guerraoui et al., Overcoming the Challenges of Batch Normalization in Federated Learning, 2024, Algorithm 2.
+
+u, v shared running mean and variance · u_i, v_i client i's · m_i, s²_i mean and variance of its batch · β momentum
+n clients · N values a channel sees in all their batches
+1. Clients normalise by the (u, v) they were sent: constants, so that no gradient passes through them.       (line 3)
+2. u_i = (1−β) u + β m_i and v_i = (1−β) v + β s²_i are sent up.                                            (lines 4–7)
+3. u ← mean of u_i.                                                                                          (line 9)
+4. v ← c (mean of v_i + 1/β · mean of (u_i − u)²) + (1−c)(1−β) v with c = N/(N−1): the law of total variance. (line 10)
+
+The paper has clients multiply s²_i by c; only the server knows N when batches are unequal or clients are sampled, so
+it does so here, with the same result. Clients that take several steps before they answer pool the batches of all of
+them into m_i and s²_i, by the same law. A robust rule takes the place of each of the three means.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from hardy import tensors
+from hardy.errors import HardyError
+from hardy.messages import Updates
+from hardy.method import Method
+from hardy.models.layers import FederatedStatistics, Statistics
+from hardy.papers.dsgd import dsgd
+from hardy.partition import Role
+from hardy.parts.aggregation import Aggregator, Frame, inside, mean, narrow, under
+from hardy.parts.norm import Batch, Norm
+from hardy.parts.objective import Objective, cross_entropy
+from hardy.registry import part
+from hardy.tensors import Tensors
+
+Spread = Literal["rule", "mean"]
+
+
+@part("norm")
+@dataclass(frozen=True, kw_only=True)
+class Federated(Batch):
+    """BatchNorm whose shared statistics equal those of one machine that sees every client's batch."""
+
+    keeps: ClassVar[type[Statistics]] = FederatedStatistics
+    spread: Spread = "rule"
+    """how the spread of the clients' means is taken: by the rule for the statistics, or by the plain mean"""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.momentum <= 1:
+            raise HardyError(f"momentum (β) of norm federated is {self.momentum}; it must be in (0, 1].")
+
+    def statistics_rule(self, branch: str, rule: Aggregator) -> Aggregator:
+        return _TotalVariance(rule=rule, momentum=self.momentum, spread=self.spread)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TotalVariance(Aggregator):
+    """Lines 9 and 10 with any rule in place of the mean. The variance never falls below (1−β) v, which no honest client
+    could send."""
+
+    rule: Aggregator
+    momentum: float
+    spread: Spread
+
+    @property
+    def weighted(self) -> bool:
+        return self.rule.weighted
+
+    @property
+    def least(self) -> int:
+        return self.rule.least
+
+    def _spread(self) -> Aggregator:
+        return self.rule if self.spread == "rule" else mean()
+
+    def memory(self, frame: Frame) -> Tensors:
+        return {
+            **under("rule", self.rule.memory(_moments(frame))),
+            **under("spread", self._spread().memory(_squares(frame))),
+        }
+
+    def finish(self, folded: Any, frame: Frame, memory: Tensors) -> tuple[Tensors, Tensors]:
+        if not folded:
+            return frame.shared, memory
+        updates, kept = Updates.join(folded), {}
+        moments, squares = _moments(frame), _squares(frame)
+        pooled, memory_of_rule = _run(self.rule, updates.only(moments.shared), moments, inside("rule", memory))
+        apart = {n: (updates.shared[n] - pooled[n][updates.bases]).square() for n in squares.shared}
+        spread, memory_of_spread = _run(
+            self._spread(), replace(updates, shared=apart), squares, inside("spread", memory)
+        )
+        for name, between in spread.items():
+            path, beta = name.removesuffix("mean"), self.momentum
+            seen = updates.shared[f"{path}count"].clamp_min(0.0)
+            total = torch.zeros_like(frame.shared[f"{path}count"]).index_add(0, updates.bases, seen)
+            c = tensors.over(torch.where(total > 1, total / (total - 1), 1.0), between)
+            before = (1 - beta) * frame.shared[f"{path}var"]
+            after = c * (pooled[f"{path}var"] + between / beta) + (1 - c) * before
+            pooled[f"{path}var"] = after.maximum(before)
+            pooled[f"{path}count"] = torch.zeros_like(total)
+        kept = {**under("rule", memory_of_rule), **under("spread", memory_of_spread)}
+        return pooled, kept
+
+
+def _run(rule: Aggregator, updates: Updates, frame: Frame, memory: Tensors) -> tuple[Tensors, Tensors]:
+    shared, memory = rule.finish(rule.fold(None, updates, frame), frame, memory)
+    return dict(shared), memory
+
+
+def _moments(frame: Frame) -> Frame:
+    """The round as the rule for means and variances sees it."""
+    return narrow(frame, [n for n in frame.shared if frame.roles[n] is not Role.NORM_COUNT])
+
+
+def _squares(frame: Frame) -> Frame:
+    """The round as the rule for the spread sees it: around zero, which is what a base nobody trained keeps."""
+    means = [n for n in frame.shared if frame.roles[n] is Role.NORM_MEAN]
+    return replace(frame, shared=tensors.apply(Tensor.zero_, {n: frame.shared[n].clone() for n in means}))
+
+
+federated = Federated
+
+
+@part("method")
+def fbn(
+    *,
+    momentum: float = 0.99,
+    norm: Norm = federated(),
+    objective: Objective = cross_entropy(),
+    aggregator: Aggregator = mean(weigh="uniform"),
+) -> Method:
+    """DSGD on a network with Federated BatchNorm, as in the paper; take it with training.steps = 1. For FedAvg with
+    several local steps: fedavg with norm federated."""
+    return dsgd(momentum=momentum, norm=norm, objective=objective, aggregator=aggregator).replace(name="fbn")
+
+
+__all__ = ["fbn", "federated"]

@@ -1,0 +1,196 @@
+"""FedRBN: robustness spreads from clients that can afford adversarial training to those that cannot.
+
+Hong et al., Federated Robustness Propagation: Sharing Robustness in Heterogeneous Federated Learning, AAAI 2023,
+Algorithms 1 to 3.
+
+θ weights · BNc, BNa a client's BatchNorm for clean and for attacked images, (μ, σ²) and (μ_a, σ²_a) their statistics ·
+S the clients of kind AT, the others are ST · λ weight of the calibration · T temperature · x̃ the attacked x
+1. The server sends θ; an ST client also gets (μ_a, σ²_a).                                            (Alg. 2, 2)
+2. An AT client steps on ½ CE(x; BNc) + ½ CE(x̃; BNa), which moves the statistics of both.            (Alg. 1, 5–7)
+3. An ST client steps on (1 − λ) CE(x; BNc) + λ CE(x; BNa), BNa frozen: pseudo-noise calibration.     (Eq. 5)
+4. The server takes the mean of θ; clients keep their BatchNorm and report its statistics.            (Alg. 2, 4–5)
+5. It writes each ST client's BNa: μ_a,k = Σ α_j μ_a,j over j in S, and σ²_a,k alike.                 (Eq. 3)
+   α = softmax over S of likeness / T, the mean over layers of [cos(μ_k, μ_j) + cos(σ²_k, σ²_j)] / 2. (Eq. 4)
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, isfinite
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+from torch.nn import functional as F
+
+from hardy import random, tensors
+from hardy.data.splits import Client
+from hardy.errors import HardyError
+from hardy.method import Method
+from hardy.models.layers import Statistics
+from hardy.models.net import Net
+from hardy.papers.fedbn import Local, local
+from hardy.partition import Placement, Role, Tag
+from hardy.parts.adversarial import adversarial, by_kind
+from hardy.parts.norm import dual
+from hardy.parts.objective import Batch, Objective
+from hardy.registry import part
+from hardy.robustness.attacks import Attack, pgd
+from hardy.tensors import Tensors
+
+
+@part("norm")
+@dataclass(frozen=True, kw_only=True)
+class Propagated(Local):
+    """The adversarial branch of `dual`: ST clients are given the statistics of the AT clients that resemble them.
+
+    AT clients that were not heard yet give none. Of a branch's own affine nothing is propagated.
+    """
+
+    statistics: Placement = Placement.REPORTED
+    temperature: float = 0.01
+    """T; inf = all AT clients count alike, and clean statistics need not be reported"""
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise HardyError(f"propagated temperature (T) is {self.temperature}; it must be above 0.")
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return frozenset({"clean"} if isfinite(self.temperature) else ())
+
+    def exchange(self, reported: Tensors, tags: Mapping[str, Tag], clients: Sequence[Client]) -> Tensors:
+        def held(branch: str, *roles: Role) -> Tensors:
+            # in the order of the tags: that of the reported tensors changes when a run is resumed
+            wanted = [n for n, tag in tags.items() if tag.branch == branch and tag.role in roles]
+            return tensors.select(reported, (n for n in wanted if n in reported))
+
+        means, variances = (held("adversarial", role) for role in (Role.NORM_MEAN, Role.NORM_VAR))
+        clean = held("clean", Role.NORM_MEAN, Role.NORM_VAR)
+        if not means:
+            return reported
+        heard = moved(means.values())
+        poor = tensors.send(torch.tensor([client.kind == "ST" for client in clients]), heard.device)[:, None]
+        gives = heard & ~poor
+        takes = poor & gives.any(0)
+        with tensors.full_precision():
+            alpha = self.weights(list(clean.values()), gives)
+            given = {
+                n: torch.where(takes[..., None], torch.einsum("kjb,jbf->kbf", alpha.to(t), t), t).contiguous()
+                for n, t in {**means, **variances}.items()
+            }
+        return {**reported, **given}
+
+    def weights(self, clean: Sequence[Tensor], gives: Tensor) -> Tensor:
+        """α, [C, C, B]: what each client takes of each that gives, by all clients' clean statistics. Where these are
+        not reported all clients are alike."""
+        likeness = torch.zeros(len(gives), *gives.shape, device=gives.device)
+        if clean:
+            units = [F.normalize(statistic, dim=-1) for statistic in clean]
+            likeness = torch.stack([torch.einsum("kbf,jbf->kjb", u, u) for u in units]).mean(0)
+        return (likeness / self.temperature).masked_fill(~gives, -inf).softmax(1)
+
+
+def moved(means: Iterable[Tensor]) -> Tensor:
+    """Whether any of these means, [..., F], has left the zeros that all start from."""
+    return torch.stack([mean.abs().amax(-1) for mean in means]).amax(0) > 0
+
+
+@part("objective")
+@dataclass(frozen=True, kw_only=True)
+class Pnc(Objective):
+    """Pseudo-noise calibration: (1 − λ) CE(clean) + λ CE of the same images through the frozen adversarial branch.
+
+    As long as that branch has been given nothing, the loss is CE(clean) alone.
+    """
+
+    weight: float = 0.5
+    """λ"""
+    clip: float = inf
+    """greatest length of the second term's gradient (Algorithm 3 takes 10)"""
+    warm_up: int = 0
+    """rounds before the calibration begins; until then the loss is CE(clean) alone"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.weight <= 1:
+            raise HardyError(f"pnc weight (λ) is {self.weight}; it must be in [0, 1].")
+        if not self.clip > 0 or self.warm_up < 0:
+            raise HardyError(
+                f"pnc takes a clip above 0 and a warm_up of 0 or more; it got {self.clip} and {self.warm_up}."
+            )
+
+    @property
+    def branches(self) -> frozenset[str]:
+        return frozenset({"clean", "adversarial"})
+
+    @property
+    def passes(self) -> int:
+        return 2 if self.weight else 1
+
+    def of(self, kind: str, round: int = 0) -> Objective:
+        return replace(self, weight=0.0) if round < self.warm_up else self
+
+    def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
+        clean = F.cross_entropy(net(batch.x, statistics="batch", key=key), batch.y)
+        kept = [path for path, module in net.model.named_modules() if isinstance(module, Statistics)]
+        means = [net.kept[f"{path}.mean"] for path in kept if path.rpartition(".")[2] == "adversarial"]
+        if not self.weight or not means:
+            return clean
+        weight = self.weight * moved(means).to(clean.dtype)
+
+        def calibration(trained: Tensors) -> Tensor:
+            frozen = Net(net.model, trained, net.kept)
+            logits = frozen(batch.x, branch="adversarial", statistics="running", key=random.fold(key, "calibration"))
+            return weight * F.cross_entropy(logits, batch.y)
+
+        second = calibration if self.clip == inf else clipped(calibration, self.clip)
+        return (1 - weight) * clean + second(net.trained)
+
+
+def clipped(loss: Callable[[Tensors], Tensor], longest: float) -> Callable[[Tensors], Tensor]:
+    """The same loss with a gradient of at most this length (Algorithm 3, line 12): a plane through its value."""
+
+    def plane(trained: Tensors) -> Tensor:
+        with torch.no_grad():
+            gradient, value = grad_and_value(loss)(trained)
+            length = torch.stack([g.square().sum() for g in gradient.values()]).sum().sqrt()
+            scale = (longest / length).clamp_max(1.0)
+        rises = [((w - w.detach()) * gradient[name]).sum() for name, w in trained.items()]
+        return torch.add(value, torch.stack(rises).sum() * scale)
+
+    return plane
+
+
+pnc, propagated = Pnc, Propagated
+
+
+@part("method")
+def fedrbn(
+    *,
+    weight: float = 0.5,
+    temperature: float = 0.01,
+    attack: Attack = pgd(),
+    mix: float = 0.5,
+    clip: float = inf,
+    warm_up: int = 0,
+    affine: Placement = Placement.PRIVATE,
+    dual_affine: bool = False,
+    noise: float = 0.0,
+) -> Method:
+    """Local dual BatchNorm whose adversarial statistics spread to clients that cannot afford adversarial training;
+    weight is λ, temperature T, mix the share of attacked images in an AT client's loss, noise the σ on statistics."""
+    return Method(
+        name="fedrbn",
+        norm=dual(
+            clean=local(affine=affine, statistics=Placement.REPORTED),
+            adversarial=propagated(affine=affine, temperature=temperature),
+            noise=noise,
+            dual_affine=dual_affine,
+        ),
+        objective=by_kind(
+            AT=adversarial(attack=attack, mix=mix, branch="adversarial"),
+            ST=pnc(weight=weight, clip=clip, warm_up=warm_up),
+        ),
+    )
+
+
+__all__ = ["fedrbn", "pnc", "propagated"]

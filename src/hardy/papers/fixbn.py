@@ -1,0 +1,43 @@
+"""FixBN: BatchNorm for the first rounds, then its statistics stand still.
+
+Zhong et al., Making Batch Normalization Great in Federated Deep Learning, arXiv 2023.
+
+1. Up to round t*, clients train with the statistics of their batches, and the server averages the running ones.
+2. From then on they normalise by the running statistics, which no longer move. Everything else is FedAvg.
+"""
+
+from dataclasses import dataclass
+
+from hardy.errors import HardyError
+from hardy.method import Method
+from hardy.parts.norm import Batch
+from hardy.parts.objective import Objective, cross_entropy
+from hardy.registry import part
+
+
+@part("norm")
+@dataclass(frozen=True, kw_only=True)
+class Fixed(Batch):
+    """BatchNorm whose statistics stand still after some rounds."""
+
+    after: int = 10
+    """t*; half of all rounds in the paper"""
+
+    def __post_init__(self) -> None:
+        if self.after < 1:
+            raise HardyError(f"norm fixed stands still after {self.after} rounds; it must be 1 or more.")
+
+    def frozen(self, round: int) -> bool:
+        return round >= self.after
+
+
+fixed = Fixed
+
+
+@part("method")
+def fixbn(*, after: int = 10, objective: Objective = cross_entropy()) -> Method:
+    """FedAvg whose BatchNorm statistics stand still after t* rounds."""
+    return Method(name="fixbn", norm=fixed(after=after), objective=objective)
+
+
+__all__ = ["fixbn", "fixed"]
