@@ -3,7 +3,7 @@
 1. One training step of the digits CNN (14.2M parameters), 50 clients, batch 32, sequential and vectorised: standard,
    and adversarial (PGD-7, then clean and attacked loss). The first step of a round and a later one differ: at the
    first all clients hold the same weights.
-2. PGD-20 on the networks of 50 clients with BatchNorm of their own, 36 images each.
+2. PGD-20 on the networks of 50 clients with BatchNorm of their own, 36 and 180 images each.
 3. Peak memory of a FedAvg round against the number of clients.
 4. A whole round of one step (FBN's CNN, 10 clients, batch 50) against the bare step it contains.
 """
@@ -25,6 +25,8 @@ from hardy.client import Training
 from hardy.data.splits import Client, Federation
 from hardy.engines import EngineChoice
 from hardy.models import digits_cnn, fbn_cnn
+from hardy.robustness.evaluate import Branches, Deployed
+from hardy.robustness.threats import parse
 
 CUDA = torch.cuda.is_available()
 
@@ -35,9 +37,9 @@ def federation(clients: int, rows: int, shape=(3, 28, 28), tested: int = 1) -> F
     pool = min(clients * rows, 20_000)  # clients may share rows: speed does not care
     held = [np.arange(i * rows, (i + 1) * rows) % pool for i in range(clients)]
     x, y = rng.integers(0, 256, (pool, *shape), dtype=np.uint8), rng.integers(0, 10, pool)
-    made = tuple(Client(domain="d", train=r, validation=r[:0], test=r[:tested] % 64) for r in held)
+    made = tuple(Client(domain="d", train=r, validation=r[:0], test=np.arange(tested) % 256) for r in held)
     return Federation(
-        name="random", classes=tuple("0123456789"), x_train=x, y_train=y, x_test=x[:64], y_test=y[:64], clients=made
+        name="random", classes=tuple("0123456789"), x_train=x, y_train=y, x_test=x[:256], y_test=y[:256], clients=made
     )
 
 
@@ -138,7 +140,9 @@ def evaluation_times(data) -> dict[str, float]:
         run = prepare(
             lambda norm: digits_cnn(norm=norm), data, engine, Training(batch=32, steps=1), hardy.papers.fedbn()
         )
-        measure = partial(hardy.evaluate, run, "pgd-20", checks=False, quiet=True)
+        deployed = Deployed(run.engine, run.state, "test", Branches(), None)
+        everyone = [np.ones(len(rows), dtype=bool) for rows in deployed.rows]
+        measure = partial(deployed.attacked, parse("pgd-20").attack, everyone, torch.tensor(0))
         seconds[engine] = milliseconds(measure, 2 if engine == "sequential" else 5, warm=1) / 1e3
         del run
         empty()
@@ -164,14 +168,16 @@ def main(out: Path) -> None:
     print(result, flush=True)
 
     clients = 50 if CUDA else 10
-    data = federation(clients, 112, tested=36)
+    data = federation(clients, 112)
     methods = {"standard_step_ms": hardy.papers.fedbn(), "adversarial_step_ms": hardy.papers.fatbn()}
     for what, method in methods.items():
         step = {engine: step_times(data, engine, method, repeats) for engine in ("sequential", "vectorised")}
         step["speed_up"] = step["sequential"]["mean"] / step["vectorised"]["mean"]
         result[what] = {"model": "digits_cnn", "clients": clients, "batch": 32, **step}
         print(what, result[what], flush=True)
-    result["pgd_20_evaluation_s"] = evaluation_times(data)
+    result["pgd_20_evaluation_s"] = {
+        images: evaluation_times(federation(clients, 112, tested=images)) for images in (36, 180)
+    }
     print("evaluation", result["pgd_20_evaluation_s"], flush=True)
 
     training = Training(batch=32, steps=1)

@@ -64,7 +64,8 @@ def test_representations_are_what_the_last_layer_sees():
     made = run.newcomer("average")
     x = torch.rand(5, *run.engine.data.shape, dtype=torch.float64)
     seen = penultimate(made, x, "clean")
-    torch.testing.assert_close(seen @ made.trained["fc.weight"].T + made.trained["fc.bias"], made(x))
+    last = made.nets[0].trained
+    torch.testing.assert_close(seen @ last["fc.weight"].T + last["fc.bias"], made(x))
 
 
 def test_clouds_are_drawn_inside_and_named_once():

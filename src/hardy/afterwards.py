@@ -14,7 +14,7 @@ from hardy.data.splits import Client
 from hardy.errors import HardyError, unknown
 from hardy.messages import Slot, Work
 from hardy.models.layers import BatchNorm, Statistics, calling
-from hardy.models.net import Net
+from hardy.models.net import Mixture, Net
 from hardy.partition import Placement, Role
 from hardy.tensors import Tensors
 
@@ -27,7 +27,7 @@ _NOTHING = np.zeros(0, dtype=np.int64)
 
 def newcomer(
     run: "Run", statistics: Estimate, *, domain: str | None = None, images: Tensor | NDArray[Any] | None = None
-) -> Net:
+) -> Mixture:
     """The shared network with a norm for somebody who has none; see `Run.newcomer`."""
     plan, engine = run.engine.plan, run.engine
     if plan.method.weights is Placement.PRIVATE:
@@ -43,19 +43,21 @@ def newcomer(
     members = [n for n, client in enumerate(clients) if domain in (None, client.domain)]
     able = [n for n in members if clients[n].kind != "ST"] or [n for n, c in enumerate(clients) if c.kind != "ST"]
 
-    held = tensors.gather(run.state.shared, 0)
+    held = dict(run.state.shared)
     for name, value in {**run.state.reported, **engine.store}.items():
         knowing = able if able and plan.tags[name].branch == "adversarial" else members
-        held[name] = value[knowing, 0].mean(0)
+        held[name] = value[knowing].mean(0)
     held = tensors.select(held, plan.model_names)
     if images is not None:
-        held = estimated(plan.model, held, _pixels(images, run))
+        x, bases = _pixels(images, run), range(plan.method.budget.bases)
+        held = tensors.stack([estimated(plan.model, tensors.gather(held, base), x) for base in bases])
 
     unknown_one = Client(domain=domain or "", train=_NOTHING, validation=_NOTHING, test=_NOTHING, kind="ST")
-    reported = {n: torch.cat([value[:, :1], held[n][None, None]]) for n, value in run.state.reported.items()}
+    reported = {n: torch.cat([value, held[n][None]]) for n, value in run.state.reported.items()}
     written = plan.method.norm.exchange(reported, plan.tags, [*clients, unknown_one])
-    held |= tensors.gather(written, -1, 0)
-    return Net(plan.model, tensors.select(held, plan.trained), tensors.select(held, plan.kept))
+    held |= tensors.gather(written, -1)
+    served = plan.method.budget.serve(held, 1.0)
+    return Mixture([Net(plan.model, tensors.select(b, plan.trained), tensors.select(b, plan.kept)) for b in served])
 
 
 def _pixels(images: Tensor | NDArray[Any], run: "Run") -> Tensor:

@@ -1,4 +1,4 @@
-"""The command line: run | resume | evaluate | compare | parts | data | bench."""
+"""The command line: run | resume | evaluate | export | compare | parts | data | bench."""
 
 import argparse
 import inspect
@@ -15,12 +15,17 @@ from hardy import config, evaluation, experiment
 from hardy.data.sources import data_root, describe
 from hardy.engines import ENGINES, Resident, seconds_per_slot
 from hardy.errors import HardyError
+from hardy.export import export
 from hardy.progress import clock
 from hardy.registry import PARTS
 from hardy.report.compare import compare, seeds_summary, write_comparison
 from hardy.report.tensorboard import require_tensorboard, write_tensorboard
 from hardy.robustness.threats import PRESETS
 from hardy.state import write_atomic
+
+
+_LEVELS = (0.0, 0.2, 0.5, 0.8, 1.0)
+"""robustness in a table of settings, as in Split-Mix's Fig. 7"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("experiment")
     run.add_argument("overrides", nargs="*", metavar="key=value", help="for example training.rate=0.1 method=fedbn")
     run.add_argument("--out", type=Path, help="run folder (default runs/NAME)")
-    run.add_argument("--engine", choices=["auto", *ENGINES])
+    run.add_argument("--engine", choices=["auto", *ENGINES, "flower"], help="flower: a process a client, see docs")
     run.add_argument("--device", help="auto, cpu or cuda")
     run.add_argument("--seeds", type=int, default=1, metavar="N", help="N runs with seeds one apart; mean ± deviation")
 
@@ -75,6 +80,18 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--epsilons", type=_numbers, default=(), metavar="2,4,8", help="radii in 1/255, for a curve")
     evaluate.add_argument("--no-checks", action="store_true", help="skip the red flags")
 
+    evaluate.add_argument("--width", type=float, default=1.0, metavar="R", help="of the network; default 1")
+    evaluate.add_argument("--robustness", type=float, metavar="λ", help="mix of the branches, in [0, 1]")
+    evaluate.add_argument("--settings", action="store_true", help="also every width, and λ = 0, 0.2, 0.5, 0.8, 1")
+
+    onnx = command("export", _export, "write a finished run as ONNX, one file a base, with a manifest")
+    onnx.add_argument("folder", type=Path)
+    onnx.add_argument("--out", type=Path, required=True, metavar="MODEL.onnx")
+    onnx.add_argument("--width", type=float, default=1.0, metavar="R", help="the widest the files can serve; default 1")
+    onnx.add_argument("--robustness", type=float, metavar="λ", help="where the run-time input stands at first")
+    onnx.add_argument("--client", type=int, metavar="N", help="whose network, where clients have their own")
+    onnx.add_argument("--best", action="store_true", help="as it was at its best validation accuracy")
+
     side = command("compare", _compare, "put runs side by side, in a table and a plot")
     side.add_argument("folders", type=Path, nargs="+", metavar="DIR")
     side.add_argument("--out", type=Path, default=Path("comparison.html"), help="where the page goes")
@@ -87,13 +104,33 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("experiment")
     bench.add_argument("overrides", nargs="*", metavar="key=value")
     bench.add_argument("--device", help="auto, cpu or cuda")
-    for sub in (run, resume, evaluate, bench):
+    _flower_parser(commands)
+    for sub in (run, resume, evaluate, onnx, bench):
         sub.add_argument("--data", type=Path, help="folder of real data sets (default: HARDY_DATA)")
     for sub in (run, resume, evaluate):
         sub.add_argument("--quiet", action="store_true", help="no progress bar")
     for sub in (run, resume):
         sub.add_argument("--tensorboard", action="store_true", help="also write TensorBoard event files")
     return parser
+
+
+def _flower_parser(commands: Any) -> None:
+    flower = commands.add_parser("flower", help="keys and the app folder for a deployment on Flower")
+    parts = flower.add_subparsers(required=True, metavar="WHAT")
+    keys = parts.add_parser("certificates", help="a certificate for the SuperLink, a key for each node")
+    keys.set_defaults(command=_flower_certificates)
+    keys.add_argument("folder", type=Path)
+    keys.add_argument("--hosts", default="localhost,127.0.0.1", help="names and addresses of the SuperLink")
+    keys.add_argument("--nodes", type=int, required=True, metavar="N")
+    keys.add_argument("--days", type=int, default=365, help="how long they are valid (default 365)")
+    deploy = parts.add_parser("app", help="the small folder that `flwr run` sends to the SuperLink")
+    deploy.set_defaults(command=_flower_app)
+    deploy.add_argument("experiment")
+    deploy.add_argument("folder", type=Path)
+    deploy.add_argument("overrides", nargs="*", metavar="key=value")
+    deploy.add_argument("--superlink", required=True, metavar="HOST:PORT")
+    deploy.add_argument("--ca", type=Path, required=True, help="the ca.pem of `hardy flower certificates`")
+    deploy.add_argument("--out", type=Path, required=True, help="run folder, on the SuperLink's machine")
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -117,6 +154,13 @@ def _run(options: Any) -> None:
     if options.tensorboard:
         require_tensorboard()
     out = options.out or _free(Path("runs") / chosen.name)
+    if chosen.engine.name == "flower":
+        if options.seeds > 1:
+            raise HardyError(f"--seeds is {options.seeds}; over Flower run one seed at a time (seed=...).")
+        from hardy.flower.trial import trial
+
+        _far(trial(chosen, out, data_folder=options.data, quiet=options.quiet), options)
+        return
     if options.seeds == 1:
         run = experiment.fit(chosen, out=out, data_folder=options.data, quiet=options.quiet)
         _finish(run, options)
@@ -140,6 +184,16 @@ def _free(folder: Path) -> Path:
 
 
 def _resume(options: Any) -> None:
+    saved = options.folder / "config.toml"
+    if saved.is_file() and (chosen := config.read(str(saved), check=False)).engine.name == "flower":
+        from hardy.flower.trial import trial
+
+        if not (options.folder / "flower").is_dir():
+            raise HardyError(
+                f"the clients of {options.folder} are nodes of a deployment; go on with `flwr run APP` on its folder."
+            )
+        _far(trial(chosen, options.folder, data_folder=options.data, quiet=options.quiet, again=True), options)
+        return
     run = experiment.resume(
         options.folder,
         data_folder=options.data,
@@ -147,6 +201,30 @@ def _resume(options: Any) -> None:
         remark=lambda line: print(f"hardy: {line}", file=sys.stderr),
     )
     _finish(run, options)
+
+
+def _far(folder: Path, options: Any) -> None:
+    """What a run over Flower left."""
+    if options.tensorboard:
+        write_tensorboard(folder)
+    summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    print(_table(summary) + _threat_table(summary["robust_accuracy"]))
+    print(f"\nreport: {folder / 'report.html'}")
+
+
+def _flower_certificates(options: Any) -> None:
+    from hardy.flower.deploy import certificates
+
+    certificates(options.folder, hosts=options.hosts.split(","), nodes=options.nodes, days=options.days)
+    print(f"written: {options.folder}/ca.pem for everybody, server.pem and server.key for the SuperLink, ")
+    print("node-N.key for the N-th node and no other, node-N.pub to register it")
+
+
+def _flower_app(options: Any) -> None:
+    from hardy.flower.deploy import app
+
+    app(options.folder, _read(options), superlink=options.superlink, authority=options.ca, out=options.out)
+    print(f"written: {options.folder}. Then:\n  . {options.folder}/environment\n  flwr run {options.folder} --stream")
 
 
 def _finish(run: experiment.Run, options: Any) -> None:
@@ -187,6 +265,8 @@ def _evaluate(options: Any) -> None:
         options.threats,
         attack_branch=options.attack_branch,
         predict_branch=options.predict_branch,
+        width=options.width,
+        robustness=options.robustness,
         limit=options.limit,
         epsilons=options.epsilons,
         checks=not options.no_checks,
@@ -197,6 +277,30 @@ def _evaluate(options: Any) -> None:
     for flag in found.get("flags", []):
         print(f"\nRED FLAG {flag['name']} (client {flag['client']}): {flag['message']}\n  {flag['advice']}")
     print(f"\nwritten: {options.folder / 'evaluation.json'}")
+    if options.settings:
+        mixes = "adversarial" in (run.engine.plan.method.norm.branches or ())
+        rows = evaluation.settings(
+            run, robustness=_LEVELS if mixes else (), threats=options.threats, limit=options.limit, quiet=options.quiet
+        )
+        print("\n" + _settings_table(rows))
+
+
+def _settings_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Widths and robustness, with what they cost and score."""
+    threats = list(rows[0]["robust_accuracy"])
+    lines = ["width  robustness       MACs  parameters  accuracy  " + "  ".join(threats)]
+    for row in rows:
+        level = "" if row["robustness"] is None else f"{row['robustness']:g}"
+        scores = [row["standard_accuracy"], *(row["robust_accuracy"][threat] for threat in threats)]
+        shown = "  ".join(f"{score['mean']:8.1%}" for score in scores)
+        lines.append(f"{row['width']:<5g}  {level:>10}  {row['macs']:>9,}  {row['parameters']:>10,}  {shown}")
+    return "\n".join(lines)
+
+
+def _export(options: Any) -> None:
+    run = experiment.load(options.folder, data_folder=options.data, best=options.best)
+    manifest = export(run, options.out, width=options.width, robustness=options.robustness, client=options.client)
+    print(f"written: {manifest}\nrun it: hardy.deploy.load({str(manifest)!r})(images)")
 
 
 def _threat_table(threats: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hardy.client import Training
 from hardy.data.splits import Affording
-from hardy.engines import EngineChoice
+from hardy.engines import EngineChoice, Network
 from hardy.errors import HardyError, unknown
 from hardy.method import Method
 from hardy.parts.admission import Admission
@@ -53,6 +53,8 @@ class DataChoice:
     adversarial: Affording = None
     """who is of kind AT, for objective by_kind: a share of each domain's clients, a list of domains or of clients'
     numbers, or a share for each of some domains ({ mnist = 0.2 }); the others are ST. Absent: nobody is kept from it"""
+    capacity: str | Table | None = None
+    """the width each client can train, a share of the ×1 network's; absent: 1 for all"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +109,7 @@ class Experiment:
     faults: Faults = field(default_factory=Faults)
     admission: Admission = field(default_factory=Admission)
     engine: EngineChoice = field(default_factory=EngineChoice)
+    network: Network = field(default_factory=Network)
     evaluation: EvaluationChoice = field(default_factory=EvaluationChoice)
     checkpoint: CheckpointChoice = field(default_factory=CheckpointChoice)
 
@@ -126,7 +129,7 @@ def bundled() -> list[str]:
     return sorted(Path(entry.name).stem for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
-def read(source: str, overrides: Iterable[str] = ()) -> Experiment:
+def read(source: str, overrides: Iterable[str] = (), *, check: bool = True) -> Experiment:
     """An experiment from a TOML file or a bundled name, with key=value overrides."""
     path = Path(source)
     if path.is_file():
@@ -137,7 +140,7 @@ def read(source: str, overrides: Iterable[str] = ()) -> Experiment:
         raise HardyError(f"no experiment file {source!r}. Bundled ones: {', '.join(bundled())}.")
     else:
         raise unknown("experiment (no such file either)", source, bundled())
-    return parse(text, overrides, where=source)
+    return parse(text, overrides, where=source, check=check)
 
 
 def _text(path: Path) -> str:

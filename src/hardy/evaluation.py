@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardy import projections, random, tensors
+from hardy import costs, projections, random, tensors
 from hardy.errors import HardyError
-from hardy.models.net import Net
 from hardy.progress import Progress
 from hardy.report.html import write_report
 from hardy.report.pictures import image_grid_png
 from hardy.robustness.attacks import Attack
 from hardy.robustness.checks import check
-from hardy.robustness.evaluate import Branches, Deployed, Mask, Part, summarise, threat_key
+from hardy.robustness.evaluate import Branches, Deployed, Mask, Part, accuracies, summarise, threat_key
 from hardy.robustness.threats import Threat, parse, parse_all
 from hardy.state import disk, versions, write_atomic
 
@@ -43,6 +41,8 @@ def evaluate(
     *,
     attack_branch: str | None = None,
     predict_branch: str | None = None,
+    width: float = 1.0,
+    robustness: float | None = None,
     part: Part = "test",
     limit: int | None = None,
     epsilons: Sequence[float] = (),
@@ -52,15 +52,21 @@ def evaluate(
     """Measures the networks of a run as deployed; a run with a folder gets evaluation.json and a new report.
 
     Threats are texts such as "pgd-20,autoattack" or Threat objects. `limit` takes the first rows of each client.
-    `epsilons` adds every threat at these radii too, for a curve. Branches not given are the experiment's.
+    `epsilons` adds every threat at these radii too, for a curve. Branches not given are the experiment's. `width` and
+    `robustness` (λ) customise the network, which is attacked as it then is.
     """
     choice = run.experiment.evaluation
     attack_branch, predict_branch = attack_branch or choice.attack_branch, predict_branch or choice.predict_branch
     if limit is not None and limit < 1:
         raise HardyError(f"limit is {limit}; it must be 1 or more rows a client.")
     chosen = _threats(threats, epsilons)
-    deployed = Deployed(run.engine, run.state, part, Branches(attack=attack_branch, predict=predict_branch), limit)
-    record = _Record(run, deployed, {"part": part, "limit": limit, "attack": attack_branch, "predict": predict_branch})
+    branches = Branches(attack=attack_branch, predict=predict_branch, robustness=robustness)
+    deployed = Deployed(run.engine, run.state, part, branches, limit, width=width, order=order(run))
+    settings: dict[str, Any] = {"part": part, "limit": limit, "attack": attack_branch, "predict": predict_branch}
+    customised = width != 1 or robustness is not None
+    if customised:
+        settings |= {"width": width, "robustness": robustness}
+    record = _Record(run, deployed, settings)
     standing = deployed.standing()
     clients = run.engine.data.clients
     record.found["standard_accuracy"] = summarise(standing, clients)
@@ -80,9 +86,54 @@ def evaluate(
         _illustrate(run, deployed, chosen)
         if chosen:
             projections.write(run.folder, threat=chosen[0].name, domains=_represent(run, deployed, chosen[0]))
-        if part == "test" and limit is None:  # figures that stand beside others must be of all test rows
+        if part == "test" and limit is None and not customised:  # figures that stand beside others must be of all test rows
             _publish(run.folder, result)
     return result
+
+
+def order(run: "Run") -> list[int] | None:
+    """The bases by their validation accuracy, the best first, where the budget asks for it (Algorithm 1, line 9)."""
+    budget = run.engine.plan.method.budget
+    if not budget.sorted:
+        return None
+    branch = run.experiment.evaluation.predict_branch
+    alone = [
+        accuracies(run.engine, run.state, "validation", branch, width=budget.widths[0], order=[base])["mean"] or 0.0
+        for base in range(budget.bases)
+    ]
+    return sorted(range(budget.bases), key=lambda base: -alone[base])
+
+
+def settings(
+    run: "Run",
+    *,
+    widths: Sequence[float] = (),
+    robustness: Sequence[float] = (),
+    threats: str | Sequence[str | Threat] = (),
+    quiet: bool = True,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """What each width and robustness costs and scores; a run with a folder gets settings.json and a new report.
+
+    Widths not given are 1, 2, 4, ... bases; robustness not given is the experiment's branch alone.
+    """
+    budget, rows = run.engine.plan.method.budget, []
+    known = [width for count, width in enumerate(budget.widths, 1) if count & (count - 1) == 0 or width == budget.widths[-1]]
+    bare = dataclasses.replace(run, folder=None)
+    for width in widths or (known if budget.bases > 1 else budget.widths):
+        for level in robustness or (None,):
+            predictor = run.customise(width=width, robustness=level, client=0)
+            found = evaluate(bare, threats, width=width, robustness=level, checks=False, quiet=quiet, **options)
+            kept = ("mean", "worst_client", "by_domain")
+            robust = {name: {key: value[key] for key in kept} for name, value in found["robust_accuracy"].items()}
+            standard = {key: found["standard_accuracy"][key] for key in kept}
+            rows.append({**predictor.costs(), "standard_accuracy": standard, "robust_accuracy": robust})
+    if run.folder is not None:
+        found = {"round": run.state.round, "settings": rows, "clients": costs.by_client(run)}
+        write_atomic(run.folder / "settings.json", json.dumps(found).encode())
+        with disk("report.html"):
+            write_report(run.folder)
+    return rows
 
 
 def _threats(threats: str | Sequence[str | Threat], epsilons: Sequence[float]) -> list[Threat]:
@@ -107,7 +158,7 @@ class _Record:
         self.path = run.folder / "evaluation.json" if run.folder else None
         provenance = {
             "round": run.state.round,
-            "networks": _fingerprint(deployed),
+            "networks": _fingerprint(deployed) if self.path else None,
             "settings": settings,
             "images": [len(rows) for rows in deployed.rows],
             "seed": run.experiment.seed,
@@ -161,9 +212,10 @@ def _describe(threat: Threat) -> dict[str, Any]:
 def _fingerprint(deployed: Deployed) -> str:
     """Of the numbers that are attacked."""
     digest = hashlib.sha256()
-    for name, tensor in sorted({**deployed.common, **deployed.own}.items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().contiguous().cpu().numpy().tobytes())
+    for common, own in zip(deployed.common, deployed.own, strict=True):
+        for name, tensor in sorted({**common, **own}.items()):
+            digest.update(name.encode())
+            digest.update(tensor.detach().contiguous().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -174,7 +226,7 @@ def _flags(run: "Run", deployed: Deployed) -> list[dict[str, Any]]:
         if len(deployed.rows[number]):
             first.setdefault(profile.domain, number)
     raised = []
-    for client in first.values() if deployed.own else list(first.values())[:1]:
+    for client in list(first.values())[:1] if deployed.alike else first.values():
         forward, x, y = _network(run, deployed, client, 128)
         key = random.fold(torch.tensor(run.experiment.seed, device=x.device), "checks")
         for flag in check(forward, x, y, key):
@@ -184,12 +236,11 @@ def _flags(run: "Run", deployed: Deployed) -> list[dict[str, Any]]:
 
 def _network(run: "Run", deployed: Deployed, client: int, points: int) -> tuple[Any, Tensor, Tensor]:
     """A client's forward as deployed, and its first images and labels."""
-    plan, engine = run.engine.plan, run.engine
-    held = {**deployed.common, **tensors.gather(deployed.own, client)}
-    net = Net(plan.model, tensors.select(held, plan.trained), tensors.select(held, plan.kept))
+    engine = run.engine
+    net = deployed.network(deployed.common, [tensors.gather(own, client) for own in deployed.own])
     rows = torch.from_numpy(deployed.rows[client][:points]).to(engine.device)
     x, y = engine.resident.images(deployed.images, rows), engine.resident.y[deployed.images][rows]
-    return partial(net, branch=deployed.branches.predict), x, y
+    return deployed.predicting(net), x, y
 
 
 def _illustrate(run: "Run", deployed: Deployed, threats: Sequence[Threat]) -> None:
@@ -229,8 +280,8 @@ def _represent(run: "Run", deployed: Deployed, threat: Threat) -> list[dict[str,
         if len(x) < 2:
             continue
         key = threat_key(run.experiment.seed, threat, "representations").to(x.device)
-        attacked = _first(threat).perturb(partial(forward.func, branch=deployed.branches.attack), x, y, key)
-        seen = [projections.penultimate(forward.func, z, deployed.branches.predict) for z in (x, attacked)]
+        attacked = _first(threat).perturb(deployed.attacking(forward.func), x, y, key)
+        seen = [projections.penultimate(forward.func, z, **forward.keywords) for z in (x, attacked)]
         names = [run.engine.data.classes[label] for label in y.tolist()]
         marks = [(name, state) for state in ("clean", "attacked") for name in names]
         points = projections.plane(torch.cat(seen)).tolist()

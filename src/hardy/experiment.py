@@ -2,19 +2,17 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hardy import afterwards, config, evaluation, folders, projections
+from hardy import afterwards, config, costs, evaluation, folders, projections
 from hardy.afterwards import Estimate
 from hardy.config import FROM_PYTHON, Experiment, construct, convert, named
 from hardy.data.dataset import Dataset
@@ -23,19 +21,25 @@ from hardy.data.sources import data_root
 from hardy.data.sources import load as load_source
 from hardy.data.splits import Federation, federate, with_kinds
 from hardy.diagnosis import diagnose
-from hardy.engines import Engine, Resident
+from hardy.engines import Engine, Flower, Resident
 from hardy.errors import HardyError, unknown
-from hardy.method import Method, Model
-from hardy.models.count import macs, parameters
-from hardy.models.net import Net
+from hardy.method import Method, Model, Plan
+from hardy.models.count import parameters
+from hardy.models.net import Mixture
+from hardy.parts.budget import Capacity, with_capacity
+from hardy.parts.objective import Objective
+from hardy.predictor import Predictor
 from hardy.progress import Progress
 from hardy.registry import find
 from hardy.report.html import write_report
-from hardy.robustness.evaluate import Part, accuracies
+from hardy.robustness.evaluate import Part, accuracies, averages
 from hardy.robustness.threats import Threat
 from hardy.server import Server
 from hardy.state import Checkpoint, ServerState, disk, load_checkpoint, save_checkpoint, to, versions, write_atomic
 from hardy.tensors import Tensors
+
+Connect = Callable[[Plan, Federation], Engine]
+"""makes an engine whose clients are elsewhere"""
 
 
 @dataclass(kw_only=True)
@@ -72,15 +76,12 @@ class Run:
     folder: Path | None = None
     robust: dict[str, Any] = field(default_factory=dict)
     """accuracy by threat, where the experiment asks for it"""
-
-    @cached_property
-    def forward_macs(self) -> int:
-        """Multiply-accumulates of one image's way through the network."""
-        return macs(self.engine.plan.model, self.engine.data.shape)
+    counted: dict[Objective, int] = field(default_factory=dict, repr=False)
+    """multiply-accumulates of one image's way through the networks of an objective"""
 
     def newcomer(
         self, statistics: Estimate, *, domain: str | None = None, images: Tensor | NDArray[Any] | None = None
-    ) -> Net:
+    ) -> Mixture:
         """A network for somebody who never took part: net(x, branch=...) gives the logits of images in [0, 1].
 
         Where clients keep their norms, it gets their average ("average"), over all of them or over one domain's; or
@@ -88,6 +89,13 @@ class Run:
         adversarial branch is averaged over clients of kind AT, or is what the norm gives to a client of kind ST.
         """
         return afterwards.newcomer(self, statistics, domain=domain, images=images)
+
+    def customise(
+        self, *, width: float = 1.0, robustness: float | None = None, client: int | None = None
+    ) -> Predictor:
+        """The trained network at a width and a robustness (λ); both can be changed again in place. Where clients have
+        networks of their own, of one client."""
+        return Predictor(self, width=width, robustness=robustness, client=client)
 
     def fine_tune(self, *, steps: int, freeze: int = 0, rate: float | None = None) -> "Run":
         """A run in which every client went on alone for so many steps of its own objective, with the first `freeze`
@@ -126,12 +134,14 @@ def fit(
     out: Path | str | None = None,
     data_folder: Path | str | None = None,
     quiet: bool = False,
+    network: Connect | None = None,
 ) -> Run:
     """Runs an experiment. A method, a model or data given as objects take the place of the names in it.
 
-    With `out`, the run is kept in that folder and can be resumed; without, it stays in memory.
+    With `out`, the run is kept in that folder and can be resumed; without, it stays in memory. `network` makes the
+    engine where the clients are elsewhere.
     """
-    run = prepare(experiment, method=method, model=model, data=data, data_folder=data_folder)
+    run = prepare(experiment, method=method, model=model, data=data, data_folder=data_folder, network=network)
     if out is None:
         return _rounds(run, quiet=quiet)
     run.folder = Path(out)
@@ -155,11 +165,12 @@ def resume(
     data_folder: Path | str | None = None,
     quiet: bool = False,
     remark: Any = None,
+    network: Connect | None = None,
 ) -> Run:
     """Goes on with a run from its last good checkpoint; the end is the same, bit for bit, as if it had not stopped."""
     folder = Path(folder)
     with folders.locked(folder):
-        run = _reopen(folder, method, model, data, data_folder, remark)
+        run = _reopen(folder, method, model, data, data_folder, remark, network)
         if run.state.round == 0:
             folders.introduce(run)
         return _rounds(run, quiet=quiet)
@@ -175,7 +186,7 @@ def load(
     best: bool = False,
 ) -> Run:
     """A run as its last good checkpoint left it, or as it was at its best validation accuracy."""
-    run = _reopen(Path(folder), method, model, data, data_folder, None)
+    run = _reopen(Path(folder), method, model, data, data_folder, None, None)
     if best:
         found, _ = load_checkpoint(Path(folder) / "best")
         run.state, run.figures = to(found.server, run.engine.device), Figures(**found.figures)
@@ -201,22 +212,17 @@ def prepare(
     model: Model | None = None,
     data: Federation | Dataset | None = None,
     data_folder: Path | str | None = None,
+    network: Connect | None = None,
 ) -> Run:
     """Everything built and checked, nothing trained."""
-    device, given = experiment.engine.find_device(), data is not None
+    given = data is not None and network is None
     if not isinstance(data, Federation):
-        data = _federation(experiment, data, data_folder)
-    elif experiment.data.shift is not None:
+        data = federation(experiment, data, data_folder)
+    elif given and experiment.data.shift is not None:
         raise HardyError("data.shift cannot shift a federation that is given; use hardy.data.shifts.shifted on it.")
-    data = experiment.faults.infiltrate(data, experiment.seed)
-    chosen = method or config.method(experiment)
-    build = model or _model(experiment, data)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(experiment.seed)
-        try:
-            plan = chosen.bind(build, data.shape)
-        except (RuntimeError, ValueError, OverflowError, ZeroDivisionError, MemoryError) as error:
-            raise HardyError(f"model {experiment.model!r} cannot be built for images {data.shape}: {error}") from error
+    if network is None:  # nodes are infiltrated where they are
+        data = experiment.faults.infiltrate(data, experiment.seed)
+    plan = bind(experiment, data, method, model)
     server = Server(
         plan=plan,
         clients=data.clients,
@@ -229,10 +235,13 @@ def prepare(
     )
     server.refuse_impossible(experiment.training)
     for branch in (experiment.evaluation.attack_branch, experiment.evaluation.predict_branch):
-        if chosen.norm.branches is not None and branch not in chosen.norm.branches:
-            raise unknown("branch in evaluation", branch, chosen.norm.branches)
-    resident = Resident(data, device, experiment.engine.precision)
-    engine = experiment.engine.make(plan, resident, experiment.training, seed=experiment.seed)
+        if (known := plan.method.norm.branches) is not None and branch not in known:
+            raise unknown("branch in evaluation", branch, known)
+    if network is not None:
+        engine = network(plan, data)
+    else:
+        resident = Resident(data, experiment.engine.find_device(), experiment.engine.precision)
+        engine = experiment.engine.make(plan, resident, experiment.training, seed=experiment.seed)
     state = server.start()
     state = replace(
         state,
@@ -251,7 +260,22 @@ def prepare(
     return Run(experiment=experiment, server=server, engine=engine, state=state, figures=Figures())
 
 
-def _federation(experiment: Experiment, dataset: Dataset | None, folder: Path | str | None) -> Federation:
+def bind(experiment: Experiment, data: Federation, method: Method | None = None, model: Model | None = None) -> Plan:
+    """The experiment's method on its model, or on those given; the same first tensors wherever it is called."""
+    chosen = method or config.method(experiment)
+    build = model or _model(experiment, data, chosen.budget.base_width)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(experiment.seed)
+        try:
+            return chosen.bind(build, data.shape)
+        except (RuntimeError, ValueError, OverflowError, ZeroDivisionError, MemoryError) as error:
+            raise HardyError(f"model {experiment.model!r} cannot be built for images {data.shape}: {error}") from error
+
+
+def federation(
+    experiment: Experiment, dataset: Dataset | None = None, folder: Path | str | None = None
+) -> Federation:
+    """Who holds which rows of the experiment's data, or of a data set given."""
     choice = experiment.data
     if dataset is None:
         name, options = named(choice.source, "data.source")
@@ -260,7 +284,7 @@ def _federation(experiment: Experiment, dataset: Dataset | None, folder: Path | 
         dataset = load_source(name, data_root(Path(folder) if folder else None), **options)
     name, options = named(choice.split, "data.split")
     rule = construct(find("split", name), options, "data.split")
-    federation = federate(
+    dealt = federate(
         dataset,
         rule,
         clients=choice.clients,
@@ -272,12 +296,19 @@ def _federation(experiment: Experiment, dataset: Dataset | None, folder: Path | 
     )
     if choice.shift is not None:
         shift = convert(choice.shift, Shift, "data.shift")
-        federation = shifted(federation, shift, seed=experiment.seed, test=choice.shift_test)
-    return with_kinds(federation, choice.adversarial)
+        dealt = shifted(dealt, shift, seed=experiment.seed, test=choice.shift_test)
+    if choice.capacity is not None:
+        dealt = with_capacity(dealt, convert(choice.capacity, Capacity, "data.capacity"), experiment.seed)
+    return with_kinds(dealt, choice.adversarial)
 
 
-def _model(experiment: Experiment, data: Federation) -> Model:
+def _model(experiment: Experiment, data: Federation, width: float | None) -> Model:
     name, options = named(experiment.model, "model")
+    if width is not None and options.get("width", 1.0) != width:
+        raise HardyError(
+            f"model.width is {options.get('width', 1.0)}, but the bases of this method are ×{width:g}; set model.width "
+            f"= {width:g}, or the method's width."
+        )
     factory = find("model", name)
     given = {"classes": len(data.classes), "shape": data.shape}
     return lambda norm: construct(factory, options, "model", norm=norm, **given)
@@ -290,27 +321,38 @@ def _reopen(
     data: Federation | Dataset | None,
     data_folder: Path | str | None,
     remark: Any,
+    network: Connect | None,
 ) -> Run:
     if not (folder / "config.toml").is_file():
         raise HardyError(
             f"{folder} holds no run (no config.toml). Start one with `hardy run EXPERIMENT --out {folder}`."
         )
     text = (folder / "config.toml").read_text(encoding="utf-8")
+    saved = config.parse(text, where=str(folder / "config.toml"), check=method is None)
+    if far := network is None and saved.engine.name == "flower":  # to be looked at here, not to be trained
+        saved = replace(saved, engine=replace(saved.engine, name="sequential"))
     run = prepare(
-        config.parse(text, where=str(folder / "config.toml"), check=method is None),
+        saved,
         method=method,
         model=model,
         data=data,
         data_folder=data_folder,
+        network=network,
     )
     run.folder = folder
+    if far and (kept := set(run.engine.store) & run.engine.plan.model_names):
+        raise HardyError(
+            f"the clients of {folder} kept their {min(kept)} and more at home, so their networks cannot be built "
+            "here. Let the nodes measure them: evaluation.threats in the experiment."
+        )
     if not any((folder / "checkpoint").glob("round-*")):
         return run  # stopped before the first checkpoint
     checkpoint, remarks = load_checkpoint(folder / "checkpoint")
     for line in remarks if remark else ():
         remark(line)
     run.state = to(checkpoint.server, run.engine.device)
-    run.engine.store = run.engine.cast(checkpoint.store)
+    if not far:
+        run.engine.store = run.engine.cast(checkpoint.store)
     run.figures = Figures(**checkpoint.figures)
     with suppress(OSError, ValueError, KeyError):
         run.robust = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["robust_accuracy"]
@@ -329,8 +371,9 @@ def _rounds(run: Run, *, quiet: bool) -> Run:
             rate = experiment.training.rate_at(run.state.round, rounds)
             run.state, line = run.server.round(run.state, run.engine, rate)
             line = {"round": run.state.round, "seconds": time.perf_counter() - began, **line}
-            line["macs"] = int(_macs_of_a_slot(run, run.state.round - 1) * line["slots"])
+            line["macs"] = sum(costs.macs_of_a_round(run, run.state.round - 1).values())
             _evaluate(run, line)
+            line |= run.engine.traffic()
             run.figures.add(line)
             if folder is not None:
                 with disk("metrics.jsonl"), (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
@@ -348,6 +391,8 @@ def _rounds(run: Run, *, quiet: bool) -> Run:
     if folder is not None:
         write_atomic(folder / "summary.json", json.dumps(run.summary(), indent=2).encode())
         projections.write(folder, norms=projections.norms(run))
+        if len(run.engine.plan.method.budget.widths) > 1:
+            evaluation.settings(run)
         with disk("report.html"):
             write_report(folder)
     if experiment.evaluation.threats and not run.robust:
@@ -361,7 +406,10 @@ def _evaluate(run: Run, line: dict[str, Any]) -> None:
     if done % experiment.evaluation.every and done != experiment.rounds:
         return
     branch = experiment.evaluation.predict_branch
-    validation, test = (accuracies(run.engine, run.state, part, branch) for part in get_args(Part))
+    if isinstance(run.engine, Flower):
+        validation, test = (averages(v, run.engine.data.clients) for v in run.engine.accuracies(run.state, branch))
+    else:
+        validation, test = (accuracies(run.engine, run.state, part, branch) for part in get_args(Part))
     line["validation_accuracy"], line["standard_accuracy"] = validation, test
     run.figures.latest = test
     if experiment.evaluation.diagnose:
@@ -378,14 +426,6 @@ def _evaluate(run: Run, line: dict[str, Any]) -> None:
 def _save(run: Run, folder: Path, store: Tensors, keep: int = 2) -> None:
     figures = {name: getattr(run.figures, name) for name in Figures.__dataclass_fields__}
     save_checkpoint(folder, Checkpoint(server=run.state, store=store, figures=figures), keep=keep)
-
-
-def _macs_of_a_slot(run: Run, round: int) -> float:
-    """Multiply-accumulates of an average slot's round: forward and twice that backward, for every pass."""
-    engine, plan = run.engine, run.engine.plan
-    examples = np.mean([engine.training.examples(len(rows), round) for rows in engine.train_rows])
-    passes = np.mean([plan.method.objective.of(client.kind, round).passes for client in engine.data.clients])
-    return float(3 * run.forward_macs * examples * passes)
 
 
 def _note(line: dict[str, Any], figures: Figures) -> str:

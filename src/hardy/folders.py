@@ -11,6 +11,7 @@ import numpy as np
 
 from hardy import config
 from hardy.data.shifts import Shift, device, seen
+from hardy.data.splits import Client, Federation
 from hardy.errors import HardyError
 from hardy.report.pictures import image_grid_png
 from hardy.state import disk, versions, write_atomic
@@ -37,11 +38,13 @@ def introduce(run: "Run") -> None:
             "train": len(client.train),
             "validation": len(client.validation),
             "test": len(client.test),
-            "labels": np.bincount(data.y_train[client.train], minlength=len(data.classes)).tolist(),
+            **({} if run.engine.remote else {"labels": _labels(data, client)}),
         }
         for number, client in enumerate(data.clients)
     ]
     write_atomic(folder / "clients.json", json.dumps(clients).encode())
+    if run.engine.remote:
+        return  # there is no image here to show
     rows = {client.domain: client.train[:16] for client in reversed(data.clients)}
     grid = [data.x_train[found].transpose(0, 2, 3, 1) for found in reversed(rows.values())]
     write_atomic(folder / "pictures" / "samples.png", image_grid_png(grid, list(reversed(rows))))
@@ -52,6 +55,12 @@ def introduce(run: "Run") -> None:
         labels = ["test images", *(f"as client {client} takes them" for client in range(len(taken)))]
         grid = [images.transpose(0, 2, 3, 1) for images in (scene, *taken)]
         write_atomic(folder / "pictures" / "devices.png", image_grid_png(grid, labels))
+
+
+def _labels(data: Federation, client: Client) -> list[int]:
+    """Training rows of each class."""
+    found: list[int] = np.bincount(data.y_train[client.train], minlength=len(data.classes)).tolist()
+    return found
 
 
 def truncate(path: Path, rounds: int) -> None:

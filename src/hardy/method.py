@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from hardy.data.splits import Client
 from hardy.errors import HardyError, unknown
 from hardy.models.layers import FederatedStatistics
 from hardy.partition import Placement, Role, Tag, tags
@@ -15,7 +16,7 @@ from hardy.parts.aggregation import Aggregator, by_name, mean
 from hardy.parts.budget import Budget, full
 from hardy.parts.norm import Norm, batch
 from hardy.parts.objective import Objective, Shape, cross_entropy
-from hardy.tensors import Tensors, repeat, select
+from hardy.tensors import Tensors, repeat, select, stack
 
 Model = Callable[[Callable[[int], nn.Module]], nn.Module]
 """Builds a network around a norm layer: `lambda norm: digits_cnn(norm=norm)`."""
@@ -54,8 +55,12 @@ class Method:
                 f"objective {_name(self.objective)!r} uses statistics of the branch {min(missing)!r}, but norm "
                 f"{_name(self.norm)!r} keeps only {', '.join(sorted(kept))}. Usual fix: norm dual, or branch clean."
             )
-        net = model(self.norm.layer)
-        tag = tags(net)
+        if self.norm.serving == "batch" and self.norm.keeps is FederatedStatistics:
+            raise HardyError(
+                f"norm {_name(self.norm)!r} normalises by what the server sent; serving 'batch' must be running or post."
+            )
+        nets = self.budget.networks(lambda: model(self.norm.layer))
+        net, tag = nets[0], tags(nets[0])
         placement = {n: self.norm.placement(t) if t.role in _NORM_ROLES else self.weights for n, t in tag.items()}
         for name, where in placement.items():
             if tag[name].role in self.aggregator.claims and where is not Placement.SHARED:
@@ -64,7 +69,8 @@ class Method:
                     f"{_name(self.aggregator)!r} has a rule for {tag[name].role}. Usual fix: norm batch, or leave "
                     f"{tag[name].role} out of the aggregator."
                 )
-        start = {n: t.detach() for n, t in (*net.named_parameters(), *net.named_buffers()) if n in tag}
+        own = [{n: t.detach() for n, t in (*w.named_parameters(), *w.named_buffers()) if n in tag} for w in nets]
+        start = own[0]
         trained = select(start, (n for n, t in tag.items() if t.trained and placement[n] is Placement.SHARED))
         for where, extra in (
             (Placement.SHARED, self.objective.shared(trained)),
@@ -84,7 +90,14 @@ class Method:
             start |= extra
             placement |= dict.fromkeys(extra, where)
             tag |= {n: Tag(Role.CONTROL) for n in extra}
-        return Plan(method=self, model=net.requires_grad_(False), tags=tag, placement=placement, start=start)
+        return Plan(
+            method=self,
+            model=net.requires_grad_(False),
+            tags=tag,
+            placement=placement,
+            start=start,
+            others=tuple({**start, **other} for other in own[1:]),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +109,9 @@ class Plan:
     tags: dict[str, Tag]
     placement: dict[str, Placement]
     start: Tensors
+    """first values of the first base"""
+    others: tuple[Tensors, ...] = ()
+    """and of each further one"""
 
     def names(self, where: Placement) -> list[str]:
         return [name for name, placed in self.placement.items() if placed is where]
@@ -139,7 +155,12 @@ class Plan:
 
     def first(self, where: Placement, *axes: int) -> Tensors:
         """First values of the tensors placed there, on new leading axes ([B] or [C, B])."""
-        return repeat(select(self.start, self.names(where)), *axes)
+        *clients, _ = axes
+        return repeat(stack([select(base, self.names(where)) for base in (self.start, *self.others)]), *clients)
+
+    def objective(self, client: Client, round: int) -> Objective:
+        """What a client minimises in a round: by its kind, and within its capacity."""
+        return self.method.objective.of(client.kind, round).within(client.budget)
 
 
 def _name(part: object) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hardy.models.layers import BatchNorm, Statistics
-from hardy.models.net import Net
+from hardy.models.net import Mixture
 from hardy.partition import Placement
 from hardy.state import write_atomic
 
@@ -53,18 +53,18 @@ def norms(run: "Run") -> list[dict[str, Any]]:
     return found
 
 
-def penultimate(net: Net, x: Tensor, branch: str) -> Tensor:
-    """What the last linear layer is given, [N, D]; without such a layer, the logits."""
+def penultimate(net: Mixture, x: Tensor, branch: str, robustness: float | None = None) -> Tensor:
+    """What the last linear layer of each base is given, [N, D]; without such a layer, the logits."""
     seen: list[Tensor] = []
-    linear = [module for module in net.model.modules() if isinstance(module, nn.Linear)]
+    linear = [module for module in net.nets[0].model.modules() if isinstance(module, nn.Linear)]
     if not linear:
-        return net(x, branch=branch)
-    hook = linear[-1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        return net(x, branch=branch, robustness=robustness)
+    hook = linear[-1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(1)))
     try:
-        net(x, branch=branch)
+        net(x, branch=branch, robustness=robustness)
     finally:
         hook.remove()
-    return seen[0].flatten(1)
+    return torch.cat(seen, 1)
 
 
 def write(folder: Path, **found: Any) -> None:

@@ -1,8 +1,9 @@
 """One server round, the same for every engine. It reads like the papers' server algorithm."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from hardy.method import Plan
 from hardy.partition import Placement, Role
 from hardy.parts.admission import Admission, unpack
 from hardy.parts.aggregation import Frame
+from hardy.parts.objective import Objective
 from hardy.robustness.faults import Faults
 from hardy.robustness.lies import corrupt, spoken_of
 from hardy.state import ServerState
@@ -26,8 +28,8 @@ from hardy.tensors import Tensors
 class Trains(Protocol):
     """All the server asks of an engine."""
 
-    def train(self, work: Work) -> Iterable[Updates | Sequence[Answer]]:
-        """Updates as they are ready, or answers as they come in from outside."""
+    def train(self, work: Work) -> Iterable[Updates | Sequence[Answer] | dict[int, str]]:
+        """Updates as they are ready, or answers as they come in from outside; a dict: why clients will not answer."""
         ...
 
     def cast(self, values: Tensors) -> Tensors: ...
@@ -78,6 +80,7 @@ class Server:
 
     def refuse_impossible(self, training: Training) -> None:
         """Errors for what could not work, before anything is trained."""
+        self.plan.method.budget.check(self.clients)
         cohort, aggregator = self.cohort.sample(self.seed, 0, len(self._examples)), self.plan.aggregator
         if len(cohort) < aggregator.least:
             raise HardyError(
@@ -116,17 +119,14 @@ class Server:
             momentum=self.training.momentum,
             round=round,
             kinds=[client.kind for client in self.clients],
+            capacities=[client.budget for client in self.clients],
             seed=self.seed,
         )
 
     def round(self, state: ServerState, engine: Trains, rate: float) -> tuple[ServerState, dict[str, Any]]:
         """Cohort, slots, training, admission, aggregation, exchange. Returns the next state and the round's figures."""
         method, frame = self.plan.method, self._frame(state.shared, state.round)
-        cohort = self.cohort.sample(self.seed, state.round, frame.clients)
-        lost = self.faults.strike(self.seed, state.round, cohort)
-        absent = {client for client, fate in lost.items() if fate != "late"}
-        rng = random.stream(self.seed, state.round, "budget")
-        slots = [slot for slot in method.budget.assign(state.round, cohort, rng) if slot.client not in absent]
+        cohort, lost, slots = self.ask(state.round)
         work = Work(
             round=state.round,
             rate=rate,
@@ -136,7 +136,8 @@ class Server:
             examples=self._examples,
         )
 
-        folded, reported, tally = None, state.reported, _Tally(self._weights if self.drift else ())
+        tally = _Tally(self._traffic(work), self._weights if self.drift else ())
+        folded, reported = None, state.reported
         arriving: Iterable[Updates] = self._arriving(engine, work, lost)
         if liars := self.faults.liars(self.seed, frame.clients):
             arriving = self._lied_to(arriving, work, frame, state.memory, liars)
@@ -153,15 +154,38 @@ class Server:
         return after, {
             "cohort": len(cohort),
             "lost": {str(c): why for c, why in sorted(lost.items())},
-            **tally.figures(slots, work),
+            **tally.figures(slots),
             **tally.apart(shared),
             **(self.plan.aggregator.figures(memory) if tally.losses else {}),
         }
+
+    def ask(self, round: int) -> tuple[list[int], dict[int, str], list[Slot]]:
+        """The cohort of a round, those of it who are lost and why, and what the others train."""
+        cohort = self.cohort.sample(self.seed, round, len(self._examples))
+        lost = self.faults.strike(self.seed, round, cohort)
+        absent = {client for client, fate in lost.items() if fate != "late"}
+        slots = self.plan.method.budget.assign(round, cohort, self.clients, self.seed)
+        return cohort, lost, [slot for slot in slots if slot.client not in absent]
+
+    def _traffic(self, work: Work) -> Callable[[Slot], int]:
+        """Slot -> bytes of the tensors it is sent, and sends back."""
+        sent = tensors.gather(work.shared, 0) | (tensors.gather(work.reported, 0, 0) if work.reported else {})
+        sent = {name: sent[name] for name in self.plan.roles if name in sent}
+
+        @cache
+        def each(objective: Objective) -> int:
+            corner = objective.corner(tensors.shapes(sent))
+            return sum(prod(corner[name]) * value.element_size() for name, value in sent.items())
+
+        return lambda slot: each(self.plan.objective(self.clients[slot.client], work.round))
 
     def _arriving(self, engine: Trains, work: Work, lost: dict[int, str]) -> Iterator[Updates]:
         """The replies that come in time, answers from outside unpacked; `lost` gets those that cannot be."""
         answered: list[Slot] = []
         for arrived in engine.train(work):
+            if isinstance(arrived, dict):
+                lost |= arrived
+                continue
             if isinstance(arrived, Updates):
                 updates = arrived
             else:
@@ -226,8 +250,8 @@ def _write(reported: Tensors, updates: Updates) -> Tensors:
 class _Tally:
     """Adds up what the admitted replies say. Sums stay on the device until the round is over."""
 
-    def __init__(self, held: Sequence[str] = ()) -> None:
-        self.held = held
+    def __init__(self, traffic: Callable[[Slot], int], held: Sequence[str] = ()) -> None:
+        self.traffic, self.held = traffic, held
         """names of the tensors whose drift is measured"""
         self.replies: list[Updates] = []
         self.losses: list[torch.Tensor] = []
@@ -237,16 +261,14 @@ class _Tally:
     def add(self, updates: Updates) -> None:
         self.losses.append(updates.loss * updates.weights)
         self.weights.append(updates.weights)
-        self.bytes_up += tensors.count_bytes(updates.shared) + tensors.count_bytes(updates.reported)
+        self.bytes_up += sum(map(self.traffic, updates.slots))
         if self.held:
             self.replies.append(updates.only(self.held))
 
-    def figures(self, slots: Sequence[Slot], work: Work) -> dict[str, Any]:
+    def figures(self, slots: Sequence[Slot]) -> dict[str, Any]:
         loss = (torch.cat(self.losses).sum() / torch.cat(self.weights).sum()).item() if self.losses else None
-        one = tensors.count_bytes(tensors.gather(work.shared, 0))
-        if work.reported:
-            one += tensors.count_bytes(tensors.gather(work.reported, 0, 0))
-        return {"slots": len(slots), "loss": loss, "bytes_up": self.bytes_up, "bytes_down": one * len(slots)}
+        down = sum(map(self.traffic, slots))
+        return {"slots": len(slots), "loss": loss, "bytes_up": self.bytes_up, "bytes_down": down}
 
     def apart(self, shared: Tensors) -> dict[str, float]:
         """How far the replies lie from the next shared tensors, and how much they scatter around their own mean."""

@@ -74,6 +74,10 @@ def over(scale: Tensor, like: Tensor) -> Tensor:
     return scale.reshape(*scale.shape, *[1] * (like.dim() - scale.dim()))
 
 
+def shapes(tensors: Tensors) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
 def count_bytes(tensors: Tensors) -> int:
     return sum(t.numel() * t.element_size() for t in tensors.values())
 

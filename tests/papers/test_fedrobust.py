@@ -14,6 +14,7 @@ from hardy.client import Training, begin, step
 from hardy.config import EvaluationChoice
 from hardy.engines import ENGINES, EngineChoice
 from hardy.errors import HardyError
+from hardy.evaluation import evaluate
 from hardy.models.net import Net
 from hardy.papers.fedavg import proximal
 from hardy.papers.fedbn import local
@@ -21,6 +22,8 @@ from hardy.papers.fedrobust import Structure, shifted
 from hardy.papers.flra_theory import broken, lipschitz, probe, spectral_norm, wasserstein_bound
 from hardy.parts.norm import absent
 from hardy.parts.objective import Batch, cross_entropy
+from hardy.report.compare import write_comparison
+from hardy.report.folder import read_run
 
 STRUCTURES = Structure.__args__
 PLAIN = Training(rate=0.1, batch=4)
@@ -191,7 +194,7 @@ def test_shifts_never_leave_the_client(engine, monkeypatch):
 
 
 def test_it_combines_with_other_parts():
-    """Local BatchNorm, FedProx's term, slack and SCAFFOLD around or beside it, from Python and from TOML."""
+    """Local BatchNorm, FedProx's term and SCAFFOLD from Python; FBN's norm and SFAT's slack from TOML."""
     robust = papers.fedrobust(norm=local())
     run = fit(robust, rounds=2)
     assert {"shift.matrix", "norm1.weight"} <= set(run.engine.store)
@@ -202,13 +205,13 @@ def test_it_combines_with_other_parts():
         [method]
         name = "fedrobust"
         structure = "channel"
-        norm = "local"
+        norm = "federated"
         objective = "adversarial"
-        aggregator = { name = "chain", stages = ["soft_better"] }
+        aggregator = { name = "chain", stages = ["slack"] }
     """
     read = config.method(config.parse(text))
-    assert read.objective.structure == "channel" and read.objective.inner.mix == 0.5 and read.norm == local()
-    fit(read, rounds=2)
+    assert read.objective.structure == "channel" and read.objective.inner.mix == 0.5
+    assert fit(read, rounds=2).engine.store["shift.matrix"].abs().sum() > 0
     controlled = papers.scaffold(objective=shifted(structure="diagonal"))
     assert {"shift.matrix", "c_i.fc.weight"} <= set(fit(controlled, rounds=2).engine.store)
 
@@ -314,3 +317,28 @@ def test_mistakes():
     for structure in ("block", "channel", "low_rank", "diagonal", "identity"):  # large images are possible
         held = shifted(structure=structure).private({}, (3, 256, 256))
         assert sum(t.numel() for t in held.values()) < 1e7
+
+
+def test_sweeps_make_the_figures_of_the_paper(tmp_path):
+    """Figure 1's two sweeps, Figure 2's and unseen devices: a curve each, in a run's report and in a comparison."""
+    text = (
+        "affine@0.1,1,steps=2,affine@0.3,1,steps=2,affine@0.3,2,steps=2,pgd-2@l2,eps=1,pgd-2@l2,eps=2,camera@1,camera@2"
+    )
+    for name in ("one", "two"):
+        run = fit(papers.fedavg(), rounds=1, out=tmp_path / name)
+        found = evaluate(run, text, checks=False, quiet=True)
+    curves = read_run(run.folder).sweeps()
+    clean, by_threat = found["standard_accuracy"]["mean"], found["robust_accuracy"]
+    assert {key: [at for at, _ in points] for key, points in curves.items()} == {
+        ("‖Λ − I‖", "affine, ‖δ‖ 1"): [0.1, 0.3],
+        ("‖δ‖", "affine, ‖Λ − I‖ 0.3"): [1, 2],
+        ("L2 radius", "pgd-2"): [0, 1, 2],
+        ("strength of the shift", "camera"): [0, 1, 2],
+    }
+    assert curves["L2 radius", "pgd-2"][0][1] == clean
+    assert curves["‖δ‖", "affine, ‖Λ − I‖ 0.3"][1][1] == by_threat["affine@0.3,2,steps=2"]["mean"]
+    page = write_comparison([tmp_path / "one", tmp_path / "two"], tmp_path / "page.html").read_text()
+    assert (
+        "Accuracy against the ‖δ‖" in (run.folder / "report.html").read_text()
+        and "pgd-2: against the L2 radius" in page
+    )

@@ -1,5 +1,6 @@
-"""What slack, and what the published weights' shrinking, do on the embedded digits."""
+"""What slack, and what shrinking as the published weights do, change on the embedded digits."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,17 +11,20 @@ EXPERIMENT = Path(__file__).parents[2] / "experiments" / "sfat" / "mini_digits.t
 ARMS = {
     "fat": ["method.slack.alpha=0.0"],
     "sfat": ["method.slack.turns=1.0"],
-    "published": ["method.slack.turns=1.0", "method.slack.as_published=true", "method.slack.start=2"],
+    "constant": ["method.slack.alpha=0.0", "method.slack.shrink=0.931", "method.slack.start=2"],
 }
 
 
 @pytest.mark.slow
-def test_the_gain_of_the_published_weights_is_not_the_slack():
-    """Measured on two seeds: SFAT 1 point below FAT under PGD-20, as published 2 to 3 points above it."""
-    found = {}
+def test_slack_alone_changes_little_and_shrinking_scatters_the_clients(tmp_path):
+    """What three seeds showed: slack moves PGD-20 by -1.2 to +0.7 points and the variance of the updates by 2 %; FAT
+    times a constant adds 1.4 to 2.2 points and 12 to 23 % of variance."""
+    robust, variance = {}, {}
     for arm, options in ARMS.items():
-        run = hardy.fit(hardy.read(str(EXPERIMENT), options), quiet=True)
-        found[arm] = run.robust["pgd-20"]["mean"]
-        assert found[arm] > 0.2, found  # chance is 0.1
-    assert abs(found["sfat"] - found["fat"]) < 0.03, found
-    assert found["published"] > found["sfat"] + 0.01, found
+        run = hardy.fit(hardy.read(str(EXPERIMENT), options), out=tmp_path / arm, quiet=True)
+        robust[arm] = run.robust["pgd-20"]["mean"]
+        variance[arm] = json.loads((tmp_path / arm / "metrics.jsonl").read_text().splitlines()[-1])["variance"]
+        assert robust[arm] > 0.2, robust  # chance is 0.1
+    assert abs(robust["sfat"] - robust["fat"]) < 0.03, robust
+    assert variance["sfat"] / variance["fat"] == pytest.approx(1.0, abs=0.05), variance
+    assert variance["constant"] / variance["fat"] > 1.05, variance

@@ -206,10 +206,18 @@ _MINI = resources.files("hardy.data").joinpath("mini_digits.npz")
 
 
 @_source("nothing: it comes with hardy-fl, so install that again", ())
-def mini_digits(root: Path | None = None) -> Dataset:
-    """Small digits of several domains, embedded."""
+def mini_digits(root: Path | None = None, *, domains: Sequence[str] = ()) -> Dataset:
+    """Small digits of several domains, embedded.
+
+    `domains` keeps only those named.
+    """
     with resources.as_file(_MINI) as path:
-        return _domains_of(path)
+        whole = _domains_of(path)
+    known = {domain.name for domain in whole.domains}
+    for name in domains:
+        if name not in known:
+            raise unknown("domain of mini_digits", name, known)
+    return replace(whole, domains=tuple(domain for domain in whole.domains if domain.name in (domains or known)))
 
 
 def _domains_of(path: Path) -> Dataset:

@@ -10,6 +10,7 @@ import torch
 from hardy import tensors
 from hardy.client import Training
 from hardy.engines.base import Engine, Precision, Resident
+from hardy.engines.flower import Flower, Network
 from hardy.engines.sequential import Sequential
 from hardy.engines.vectorised import Vectorised
 from hardy.errors import HardyError
@@ -26,7 +27,7 @@ ENGINES: dict[str, type[Engine]] = {"sequential": Sequential, "vectorised": Vect
 class EngineChoice:
     """`[engine]`: how and where the work is done."""
 
-    name: Literal["auto", "sequential", "vectorised"] = "auto"
+    name: Literal["auto", "sequential", "vectorised", "flower"] = "auto"
     device: str = "auto"
     """auto, cpu or cuda (cuda:1, ...)"""
     precision: Precision = "tf32"
@@ -56,6 +57,8 @@ class EngineChoice:
 
     def make(self, plan: Plan, data: Resident, training: Training, *, seed: int) -> Engine:
         """The engine asked for; `auto` lets both work in turns and takes the faster."""
+        if self.name == "flower":
+            raise HardyError("engine flower needs a network: `hardy run --engine flower`, or see docs/flower.md.")
         kinds = list(ENGINES.values()) if self.name == "auto" else [ENGINES[self.name]]
         engines = [kind(plan, data, training, seed=seed, lane=self.lane) for kind in kinds]
         return engines[0] if len(engines) == 1 else fastest(engines)
@@ -106,4 +109,15 @@ def _synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-__all__ = ["ENGINES", "Engine", "EngineChoice", "Resident", "Sequential", "Vectorised", "fastest", "seconds_per_slot"]
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "EngineChoice",
+    "Flower",
+    "Network",
+    "Resident",
+    "Sequential",
+    "Vectorised",
+    "fastest",
+    "seconds_per_slot",
+]

@@ -43,12 +43,23 @@ class Resident:
 class Engine:
     """Trains slots and maps functions over clients. A subclass says how: one by one, or many in one call."""
 
-    name: Literal["sequential", "vectorised"]
+    name: Literal["sequential", "vectorised", "flower"]
+    remote = False
+    """the clients are elsewhere: no image, label or private tensor is on this machine"""
 
     def __init__(
-        self, plan: Plan, resident: Resident, training: Training, *, seed: int, lane: int | None = None
+        self,
+        plan: Plan,
+        resident: Resident,
+        training: Training,
+        *,
+        seed: int,
+        lane: int | None = None,
+        first: int = 0,
     ) -> None:
         self.plan, self.resident, self.training, self.seed, self.lane = plan, resident, training, seed, lane
+        self.first = first
+        """number of its first client in the whole federation: a node of a network holds one client of many"""
         self.device, self.dtype = resident.device, resident.dtype
         data = self.data = resident.federation
         plan.model.to(self.device, self.dtype)  # for its constants; tensors that train are passed in
@@ -68,8 +79,16 @@ class Engine:
 
     def batches(self, round: int, client: int) -> list[Rows]:
         """The rows of a client's local steps; the same for every base it trains."""
-        rng = random.stream(self.seed, round, client, "batches")
+        rng = random.stream(self.seed, round, self.first + client, "batches")
         return self.training.batches(self.train_rows[client], rng, round)
+
+    def numbered(self, slots: Sequence[Slot]) -> list[Slot]:
+        """The slots by their clients' numbers in the whole federation, from which all randomness comes."""
+        return [Slot(self.first + slot.client, slot.base) for slot in slots] if self.first else list(slots)
+
+    def traffic(self) -> dict[str, Any]:
+        """What the last round's line says of the wire; nothing where there is none."""
+        return {}
 
     def loss_window(self, round: int, steps: int) -> int:
         """How many of the last steps make up the last epoch, over which the loss is reported."""
@@ -89,7 +108,7 @@ class Engine:
         """Runs the slots of a round; yields their updates as they are ready."""
         raise NotImplementedError
 
-    def map(self, function: Callable[..., Any], common: Tensors, *rows: Any) -> Any:
+    def map(self, function: Callable[..., Any], common: Any, *rows: Any) -> Any:
         """function(common, row) for each leading row of tensors; results stacked."""
         raise NotImplementedError
 

@@ -10,7 +10,6 @@ from hardy import tensors
 from hardy.client import begin, finish, keys, step
 from hardy.engines.base import Engine
 from hardy.messages import Updates, Work
-from hardy.tensors import Tensors
 
 
 class Sequential(Engine):
@@ -21,14 +20,15 @@ class Sequential(Engine):
     def train(self, work: Work) -> Iterator[Updates]:
         rate = torch.tensor(work.rate, dtype=self.dtype, device=self.device)
         for slot in work.slots:
-            objective = self.plan.method.objective.of(self.data.clients[slot.client].kind, work.round)
+            objective = self.plan.objective(self.data.clients[slot.client], work.round)
             frozen = self.plan.method.norm.frozen(work.round)
             received = tensors.gather(work.shared, slot.base)
             own = tensors.gather({**work.reported, **self.store}, slot.client, slot.base)
             state = first = begin(self.plan, self.training, received, own)
             batches = self.batches(work.round, slot.client)
+            noise = keys(self.seed, work.round, self.numbered([slot]), len(batches))[:, 0]
             losses = []
-            for rows, key in zip(batches, keys(self.seed, work.round, [slot], len(batches))[:, 0], strict=True):
+            for rows, key in zip(batches, noise, strict=True):
                 batch = self.batch(torch.from_numpy(rows).to(self.device))
                 state, loss = step(
                     self.plan,
@@ -54,7 +54,7 @@ class Sequential(Engine):
                 loss=torch.stack(losses[-self.loss_window(work.round, len(batches)) :]).mean()[None],
             )
 
-    def map(self, function: Callable[..., Any], common: Tensors, *rows: Any) -> Any:
+    def map(self, function: Callable[..., Any], common: Any, *rows: Any) -> Any:
         leaves, spec = pytree.tree_flatten(rows)
         results = [
             function(common, *pytree.tree_unflatten([leaf[i] for leaf in leaves], spec)) for i in range(len(leaves[0]))

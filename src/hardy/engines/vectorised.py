@@ -54,7 +54,7 @@ class Vectorised(Engine):
     def train(self, work: Work) -> Iterator[Updates]:
         planned = [
             (
-                self.plan.method.objective.of(self.data.clients[slot.client].kind, work.round),
+                self.plan.objective(self.data.clients[slot.client], work.round),
                 slot,
                 self.batches(work.round, slot.client),
             )
@@ -84,20 +84,21 @@ class Vectorised(Engine):
         one = partial(step, self.plan, objective, self.training, frozen=frozen)
 
         def run(received: Tensors, state: State, rows: Tensor, key: Tensor, rate: Tensor, opening: bool) -> Any:
-            own, dims = _opening(received, state) if opening and one_base else (state, 0)
+            own, dims = _opening(received, state) if opening else (state, 0)
             return vmap(one, (None if one_base else 0, dims, 0, 0, None))(received, own, self.batch(rows), key, rate)
 
-        lane = _Lane(run)
+        lane = _Lane(run, one_base)
         if self.device.type == "cuda":
             lane = self._lanes.setdefault((objective, len(slots), one_base, frozen), lane)
-        lane.load(received, first, rate)
+        alike = one_base and len({len(rows[0]) for rows in batches}) == 1  # all take their first step together
+        lane.load(received, first, rate, opening=alike)
         steps = [len(rows) for rows in batches]
         counts = tensors.send(steps, self.device)
         window = tensors.send([self.loss_window(work.round, n) for n in steps], self.device)
-        lane_keys = tensors.send(keys(self.seed, work.round, slots, max(steps)), self.device)
+        lane_keys = tensors.send(keys(self.seed, work.round, self.numbered(slots), max(steps)), self.device)
         losses = torch.zeros(max(steps), len(slots), dtype=self.dtype, device=self.device)
         for t, members, rows in self._schedule(batches):
-            losses[t, members] = lane.step(rows, lane_keys[t, members], members, opening=t == 0)
+            losses[t, members] = lane.step(rows, lane_keys[t, members], members, opening=alike and t == 0)
 
         reply = finish(self.plan, objective, received, lane.unload(), first.trained, counts, rate)
         self.keep(slots, reply.private)
@@ -146,7 +147,7 @@ class Vectorised(Engine):
             yield t, who, flat[at : at + chosen.size].view(chosen.shape)
             at += chosen.size
 
-    def map(self, function: Callable[..., Any], common: Tensors, *rows: Any) -> Any:
+    def map(self, function: Callable[..., Any], common: Any, *rows: Any) -> Any:
         return vmap(function, (None, *(0 for _ in rows)))(common, *rows)
 
 
@@ -158,6 +159,11 @@ def _opening(received: Tensors, state: State) -> tuple[State, State]:
     return start, dims._replace(trained={name: None if name in received else 0 for name in state.trained})
 
 
+def _own(state: State, received: Tensors) -> State:
+    """Without the trained tensors that were received."""
+    return state._replace(trained={name: w for name, w in state.trained.items() if name not in received})
+
+
 class _Lane:
     """The state of some slots, moved step by step.
 
@@ -166,21 +172,24 @@ class _Lane:
     writes fixed tensors, so the lane keeps its state in place.
     """
 
-    def __init__(self, run: Callable[..., Any]) -> None:
-        self.run = run
+    def __init__(self, run: Callable[..., Any], one_base: bool) -> None:
+        self.run, self.one_base = run, one_base
         self.held: tuple[Tensors, State, Tensor] | None = None
         self.graphs: dict[tuple[int, bool], _Graph | None] = {}
         self.pool: Any = None
         """memory of all its graphs: they run one after another, and what one leaves is read before the next"""
 
-    def load(self, received: Tensors, state: State, rate: Tensor) -> None:
-        """Starts a round."""
+    def load(self, received: Tensors, state: State, rate: Tensor, *, opening: bool) -> None:
+        """Starts a round. Slots that open it together read what they received from one place, so it is not copied."""
         if not rate.is_cuda or self.held is None:
             self.held = (
                 pytree.tree_map(Tensor.clone, (received, state, rate)) if rate.is_cuda else (received, state, rate)
             )
-        else:
-            _copy(self.held, (received, state, rate))
+            return
+        held = self.held
+        if opening:
+            held, state = (held[0], _own(held[1], received), held[2]), _own(state, received)
+        _copy(held, (received, state, rate))
 
     def step(self, rows: Tensor, key: Tensor, members: Tensor | slice, *, opening: bool) -> Any:
         """Moves the members by one step; returns their losses."""
@@ -188,7 +197,8 @@ class _Lane:
         received, state, rate = self.held
         if isinstance(members, Tensor):
             part = pytree.tree_map(lambda leaf: leaf[members], state)
-            moved, loss = self.run(received, part, rows, key, rate, opening)
+            given = received if self.one_base else tensors.gather(received, members)
+            moved, loss = self.run(given, part, rows, key, rate, opening)
             state = pytree.tree_map(lambda leaf, new: leaf.index_copy(0, members, new), state, moved)
             self._keep(state)
             return loss

@@ -1,5 +1,6 @@
 """How large a model is."""
 
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 
 import torch
@@ -13,9 +14,14 @@ def parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def macs(model: nn.Module, shape: Shape) -> int:
-    """Multiply-accumulates of convolutions and linear layers in one forward pass of one sample."""
+def macs(model: nn.Module, shape: Shape, tensors: Mapping[str, Sequence[int]] | None = None) -> int:
+    """Multiply-accumulates of convolutions and linear layers in one forward pass of one sample; `tensors` gives the
+    model's other shapes, as in a narrower network."""
     model = deepcopy(model).to("meta").eval()  # without data: nothing is computed, and the model stays as it is
+    for name, size in (tensors or {}).items():
+        path, _, own = name.rpartition(".")
+        held = getattr(model.get_submodule(path), own)
+        held.data = torch.empty(tuple(size), dtype=held.dtype, device="meta")
     counts: list[int] = []
 
     def count(module: nn.Module, _: object, output: Tensor) -> None:

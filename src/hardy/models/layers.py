@@ -1,6 +1,6 @@
 """Layers whose behaviour is an argument of the call, never a flag left on a module.
 
-`calling(branch=..., statistics=..., key=...)` sets the arguments for the forward passes inside it. Statistics are
+`calling(branch=..., statistics=..., key=..., robustness=...)` sets the arguments for the forward passes inside it. Statistics are
 replaced by assignment, so a forward never writes into a tensor it was given: under `torch.func.functional_call` the
 new ones are read back from the state that was passed in.
 """
@@ -27,6 +27,7 @@ class Call:
     branch: str = "clean"
     statistics: UseStatistics = "running"
     key: Tensor | None = None
+    robustness: float | Tensor | None = None
     draws: int = 0
 
 
@@ -38,10 +39,12 @@ def current() -> Call:
 
 
 @contextmanager
-def calling(*, branch: str, statistics: UseStatistics, key: Tensor | None) -> Iterator[None]:
-    """Sets branch, statistics (batch: normalise by the batch and move the running ones; running: leave them) and
-    the key of dropout (None: no dropout)."""
-    token = _current.set(Call(branch, _forced.get() or statistics, key))
+def calling(
+    *, branch: str, statistics: UseStatistics, key: Tensor | None, robustness: float | Tensor | None = None
+) -> Iterator[None]:
+    """Sets branch, statistics (batch: normalise by the batch and move the running ones; running: leave them), the key
+    of dropout (None: no dropout) and robustness (λ; None: the branch alone; else the mix of branches at every layer)."""
+    token = _current.set(Call(branch, _forced.get() or statistics, key, robustness))
     try:
         yield
     finally:
@@ -122,8 +125,15 @@ class FederatedStatistics(Statistics):
 
 def scale_and_shift(x: Tensor, mean: Tensor, var: Tensor, affine: Affine, eps: float) -> Tensor:
     """A norm with given statistics as one product and sum: attacks do little else, and vmap needs no copies for it."""
+    return _along(x, *_line(mean, var, affine, eps))
+
+
+def _line(mean: Tensor, var: Tensor, affine: Affine, eps: float) -> tuple[Tensor, Tensor]:
     scale = affine.weight * torch.rsqrt(var + eps)
-    shift = affine.bias - mean * scale
+    return scale, affine.bias - mean * scale
+
+
+def _along(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     shape = -1, *[1] * (x.dim() - 2)
     return torch.addcmul(shift.view(shape), x, scale.view(shape))
 
@@ -131,7 +141,7 @@ def scale_and_shift(x: Tensor, mean: Tensor, var: Tensor, affine: Affine, eps: f
 class BatchNorm(Affine):
     """Batch normalisation over every axis but the second, with statistics per branch and one affine for all, or one
     for each branch. `noise` is the deviation of Gaussian noise on every update of the statistics, drawn from the key of
-    the call."""
+    the call; `gain` multiplies what comes in where the batch's own statistics are used (layer rescaling)."""
 
     def __init__(
         self,
@@ -144,21 +154,35 @@ class BatchNorm(Affine):
         dual_affine: bool = False,
     ) -> None:
         super().__init__(features, affine=not dual_affine)
-        self.momentum, self.eps, self.noise, self.dual_affine = momentum, eps, noise, dual_affine
+        self.momentum, self.eps, self.noise, self.dual_affine, self.gain = momentum, eps, noise, dual_affine, 1.0
         for branch, kind in (branches or {"clean": Statistics}).items():
             self.add_module(branch, kind(features, affine=dual_affine))
 
     def forward(self, x: Tensor) -> Tensor:
         call = current()
-        kept = self.get_submodule(call.branch)
-        assert isinstance(kept, Statistics)
-        affine = kept if self.dual_affine else self
+        if call.robustness is not None and call.statistics == "running":
+            return self._mixed(x, call.robustness)
+        kept, affine = self._branch(call.branch)
         if call.statistics == "running":
             return scale_and_shift(x, kept.mean, kept.var, affine, self.eps)
-        out = kept.normalise(x, affine, self.momentum, self.eps)
+        out = kept.normalise(x if self.gain == 1.0 else x * self.gain, affine, self.momentum, self.eps)
         if self.noise:
             kept.mean, kept.var = self._blur(kept.mean), self._blur(kept.var).clamp_min(0.0)
         return out
+
+    def _branch(self, name: str) -> tuple[Statistics, Affine]:
+        kept = self.get_submodule(name)
+        assert isinstance(kept, Statistics)
+        return kept, kept if self.dual_affine else self
+
+    def _mixed(self, x: Tensor, robustness: float | Tensor) -> Tensor:
+        """(1 − λ) of the clean branch's output and λ of the adversarial one's: two lines mix to a line."""
+        lines = []
+        for name in ("clean", "adversarial"):
+            kept, affine = self._branch(name)
+            lines.append(_line(kept.mean, kept.var, affine, self.eps))
+        scale, shift = ((1 - robustness) * clean + robustness * robust for clean, robust in zip(*lines, strict=True))
+        return _along(x, scale, shift)
 
     def _blur(self, statistic: Tensor) -> Tensor:
         call = current()

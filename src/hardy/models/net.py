@@ -1,9 +1,12 @@
-"""A model applied to one slot's tensors."""
+"""A model applied to one slot's tensors, or to those of several bases."""
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hardy.models.layers import UseStatistics, calling
+from hardy.models.layers import UseStatistics, calling, forcing
 from hardy.tensors import Tensors
 
 
@@ -15,11 +18,32 @@ class Net:
         self.model, self.trained, self.kept = model, trained, kept
 
     def __call__(
-        self, x: Tensor, *, branch: str = "clean", statistics: UseStatistics = "running", key: Tensor | None = None
+        self,
+        x: Tensor,
+        *,
+        branch: str = "clean",
+        statistics: UseStatistics = "running",
+        key: Tensor | None = None,
+        robustness: float | Tensor | None = None,
     ) -> Tensor:
         state = {**self.trained, **self.kept}
-        with calling(branch=branch, statistics=statistics, key=key):
+        with calling(branch=branch, statistics=statistics, key=key, robustness=robustness):
             logits: Tensor = functional_call(self.model, state, (x,))
         if statistics == "batch":
             self.kept = {name: state[name] for name in self.kept}
         return logits
+
+
+class Mixture:
+    """Networks that answer together: the mean of their logits. It is called like one Net, in inference only.
+
+    With statistics "batch" the images of a call are normalised by each other.
+    """
+
+    def __init__(self, nets: Sequence[Net], statistics: UseStatistics = "running") -> None:
+        self.nets, self.statistics = list(nets), statistics
+
+    def __call__(self, x: Tensor, *, branch: str = "clean", robustness: float | Tensor | None = None) -> Tensor:
+        with forcing(self.statistics):  # and not as an argument: what the batch moves is not kept
+            answers = [net(x, branch=branch, robustness=robustness) for net in self.nets]
+        return answers[0] if len(answers) == 1 else torch.stack(answers).mean(0)

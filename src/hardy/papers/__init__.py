@@ -4,6 +4,7 @@ from hardy.papers.afl import afl
 from hardy.papers.dsgd import dsgd
 from hardy.papers.fat import fatavg, fatavg_dbn, fatbn, fatfree, fatmeta, fatprox, fatscaffold
 from hardy.papers.fbn import fbn
+from hardy.papers.fed_ensemble import fed_ensemble
 from hardy.papers.fed_soft_better import fed_soft_better
 from hardy.papers.fedavg import centralised, fedavg, fedprox, local_only
 from hardy.papers.fedbn import fedbn
@@ -11,9 +12,11 @@ from hardy.papers.fednova import fednova
 from hardy.papers.fedrbn import fedrbn
 from hardy.papers.fedrobust import fedrobust
 from hardy.papers.fixbn import fixbn
+from hardy.papers.heterofl import heterofl, sheterofl
 from hardy.papers.per_fedavg import per_fedavg
 from hardy.papers.scaffold import scaffold
 from hardy.papers.sfat import sfat, sfat_prox, sfat_scaffold
+from hardy.papers.split_mix import split_mix, split_mix_dat
 
 __all__ = [
     "afl",
@@ -27,6 +30,7 @@ __all__ = [
     "fatprox",
     "fatscaffold",
     "fbn",
+    "fed_ensemble",
     "fed_soft_better",
     "fedavg",
     "fedbn",
@@ -35,10 +39,14 @@ __all__ = [
     "fedrbn",
     "fedrobust",
     "fixbn",
+    "heterofl",
     "local_only",
     "per_fedavg",
     "scaffold",
     "sfat",
     "sfat_prox",
     "sfat_scaffold",
+    "sheterofl",
+    "split_mix",
+    "split_mix_dat",
 ]

@@ -46,7 +46,7 @@ class Dampened(Wrapper):
     def correct(self, gradient: Tensors, private: Tensors, received: Tensors) -> tuple[Tensors, Tensors]:
         gradient, private = self.inner.correct(gradient, private, received)
         moved = {
-            f"m.{n}": self.momentum * private[f"m.{n}"] + (1 - self.momentum) * g
+            f"m.{n}": torch.lerp(private[f"m.{n}"], g, 1 - self.momentum)
             for n, g in gradient.items()
             if f"m.{n}" in private
         }

@@ -27,7 +27,7 @@ from hardy.method import Method
 from hardy.models.layers import FederatedStatistics, Statistics
 from hardy.papers.dsgd import dsgd
 from hardy.partition import Role
-from hardy.parts.aggregation import Aggregator, Frame, inside, mean, narrow, under
+from hardy.parts.aggregation import Aggregator, Frame, inside, mean, under
 from hardy.parts.norm import Batch, Norm
 from hardy.parts.objective import Objective, cross_entropy
 from hardy.registry import part
@@ -75,47 +75,70 @@ class _TotalVariance(Aggregator):
 
     def memory(self, frame: Frame) -> Tensors:
         return {
-            **under("rule", self.rule.memory(_moments(frame))),
-            **under("spread", self._spread().memory(_squares(frame))),
+            **under("rule", self.rule.memory(_beside(frame))),
+            **under("spread", self._spread().memory(_around_zero(_beside(frame)))),
         }
 
     def finish(self, folded: Any, frame: Frame, memory: Tensors) -> tuple[Tensors, Tensors]:
         if not folded:
             return frame.shared, memory
-        updates, kept = Updates.join(folded), {}
-        moments, squares = _moments(frame), _squares(frame)
-        pooled, memory_of_rule = _run(self.rule, updates.only(moments.shared), moments, inside("rule", memory))
-        apart = {n: (updates.shared[n] - pooled[n][updates.bases]).square() for n in squares.shared}
-        spread, memory_of_spread = _run(
-            self._spread(), replace(updates, shared=apart), squares, inside("spread", memory)
+        updates, sent = Updates.join(folded), _beside(frame)
+        told = replace(updates, shared=_channels(updates.shared, frame))
+        pooled, of_rule = _run(self.rule, told, sent, inside("rule", memory))
+        apart = {"mean": (told.shared["mean"] - pooled["mean"][updates.bases]).square()}
+        between, of_spread = _run(
+            self._spread(), replace(told, shared=apart), _around_zero(sent), inside("spread", memory)
         )
-        for name, between in spread.items():
-            path, beta = name.removesuffix("mean"), self.momentum
-            seen = updates.shared[f"{path}count"].clamp_min(0.0)
-            total = torch.zeros_like(frame.shared[f"{path}count"]).index_add(0, updates.bases, seen)
-            c = tensors.over(torch.where(total > 1, total / (total - 1), 1.0), between)
-            before = (1 - beta) * frame.shared[f"{path}var"]
-            after = c * (pooled[f"{path}var"] + between / beta) + (1 - c) * before
-            pooled[f"{path}var"] = after.maximum(before)
-            pooled[f"{path}count"] = torch.zeros_like(total)
-        kept = {**under("rule", memory_of_rule), **under("spread", memory_of_spread)}
-        return pooled, kept
+        counts = _of(Role.NORM_COUNT, updates.shared, frame)
+        seen = tensors.flatten(counts, updates.weights).clamp_min(0.0)
+        total = seen.new_zeros(frame.bases, seen.shape[1]).index_add(0, updates.bases, seen)
+        widths = [frame.shared[f"{n.removesuffix('count')}mean"].shape[1] for n in sorted(counts)]
+        c = torch.where(total > 1, total / (total - 1), 1.0)
+        c = torch.cat([c[:, [layer]].expand(-1, width) for layer, width in enumerate(widths)], 1)
+        least = (1 - self.momentum) * sent.shared["var"]
+        variance = c * (pooled["var"] + between["mean"] / self.momentum) + (1 - c) * least
+        shared = {
+            **_apart(pooled["mean"], frame, Role.NORM_MEAN),
+            **_apart(variance.maximum(least), frame, Role.NORM_VAR),
+            **{n: torch.zeros_like(frame.shared[n]) for n in counts},
+        }
+        return shared, {**under("rule", of_rule), **under("spread", of_spread)}
 
 
 def _run(rule: Aggregator, updates: Updates, frame: Frame, memory: Tensors) -> tuple[Tensors, Tensors]:
-    shared, memory = rule.finish(rule.fold(None, updates, frame), frame, memory)
-    return dict(shared), memory
+    return rule.finish(rule.fold(None, updates, frame), frame, memory)
 
 
-def _moments(frame: Frame) -> Frame:
-    """The round as the rule for means and variances sees it."""
-    return narrow(frame, [n for n in frame.shared if frame.roles[n] is not Role.NORM_COUNT])
+def _of(role: Role, values: Tensors, frame: Frame) -> Tensors:
+    return {n: t for n, t in values.items() if frame.roles[n] is role}
 
 
-def _squares(frame: Frame) -> Frame:
-    """The round as the rule for the spread sees it: around zero, which is what a base nobody trained keeps."""
-    means = [n for n in frame.shared if frame.roles[n] is Role.NORM_MEAN]
-    return replace(frame, shared=tensors.apply(Tensor.zero_, {n: frame.shared[n].clone() for n in means}))
+def _channels(values: Tensors, frame: Frame) -> Tensors:
+    """Means and variances of all layers side by side, in the order of their names."""
+    rows = next(iter(values.values()))
+    return {
+        "mean": tensors.flatten(_of(Role.NORM_MEAN, values, frame), rows),
+        "var": tensors.flatten(_of(Role.NORM_VAR, values, frame), rows),
+    }
+
+
+def _apart(matrix: Tensor, frame: Frame, role: Role) -> Tensors:
+    """The layers' own tensors again."""
+    return tensors.apply(Tensor.clone, tensors.unflatten(matrix, _of(role, frame.shared, frame)))
+
+
+def _beside(frame: Frame) -> Frame:
+    """The round as a rule for the statistics sees it."""
+    return replace(
+        frame,
+        shared=_channels(frame.shared, frame),
+        roles={**frame.roles, "mean": Role.NORM_MEAN, "var": Role.NORM_VAR},
+    )
+
+
+def _around_zero(frame: Frame) -> Frame:
+    """The same for the spread of the means: zero is what a base that nobody trained keeps."""
+    return replace(frame, shared={"mean": torch.zeros_like(frame.shared["mean"])})
 
 
 federated = Federated

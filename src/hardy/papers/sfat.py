@@ -76,7 +76,7 @@ class Slack(Stage):
 
     def memory(self, frame: Frame) -> Tensors:
         none = torch.zeros(frame.clients, dtype=torch.int64)
-        return {"asked": none, "turns": none, "last": none, "round": torch.tensor(0)}
+        return {"asked": none, "turns": none, "last": none - 1, "round": torch.tensor(0)}
 
     def apply(self, updates: Updates, frame: Frame, memory: Tensors) -> tuple[Updates, Tensors]:
         now = frame.round + 1
@@ -108,21 +108,26 @@ class Slack(Stage):
 
     def choose(self, updates: Updates, frame: Frame, memory: Tensors) -> list[int]:
         """The places of the slots that get the slack."""
-        loss, size, clients = updates.loss.tolist(), updates.weights.tolist(), [slot.client for slot in updates.slots]
-        asked, turns = memory["asked"].tolist(), memory["turns"].tolist()
+        loss: list[float] = updates.loss.tolist()
+        size: list[float] = updates.weights.tolist()
+        asked: list[int] = memory["asked"].tolist()
+        turns: list[int] = memory["turns"].tolist()
+        clients = [slot.client for slot in updates.slots]
         able = [at for at, client in enumerate(clients) if self.kind is None or frame.kinds[client] in ("", self.kind)]
         middle = median(loss[at] for at in able) if able else 0.0
 
-        def eligible(at: int) -> bool:
-            if not (self.believed == inf or middle / self.believed <= loss[at] <= middle * self.believed):
-                return False
-            return bool(turns[clients[at]] < self.turns * (asked[clients[at]] + 1))
+        def believed(at: int) -> bool:
+            return self.believed == inf or middle / self.believed <= loss[at] <= middle * self.believed
+
+        def has_a_turn(at: int) -> bool:
+            return turns[clients[at]] < self.turns * (asked[clients[at]] + 1)
 
         def order(at: int) -> tuple[float, int]:
             score = loss[at] * (size[at] if self.by_size else 1.0)
             return -score if self.largest else score, clients[at]
 
-        return sorted(filter(eligible, able), key=order)[: min(self.chosen, len(able) // 2)]
+        eligible = [at for at in able if believed(at) and has_a_turn(at)]
+        return sorted(eligible, key=order)[: min(self.chosen, len(able) // 2)]
 
     def figures(self, memory: Tensors) -> dict[str, Any]:
         now = memory["last"] == memory["round"].max()  # a base that nobody trained remembers an older round

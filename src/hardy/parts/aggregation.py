@@ -36,6 +36,8 @@ class Frame:
     """rounds done"""
     kinds: Sequence[str] = ()
     """AT, ST or "", a client each"""
+    capacities: Sequence[float] = ()
+    """share of the full width a client can train, a client each"""
     seed: int = 0
     """of the experiment: a rule that draws takes `random.stream(seed, round, ...)`"""
 

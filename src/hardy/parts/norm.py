@@ -1,8 +1,8 @@
 """Norms: which layer normalises, who owns its affine and its statistics, and what the server does to them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 from torch import nn
 
@@ -13,6 +13,8 @@ from hardy.partition import Placement, Role, Tag
 from hardy.parts.aggregation import Aggregator
 from hardy.registry import kind, part
 from hardy.tensors import Tensors
+
+Serving = Literal["running", "batch", "post"]
 
 
 @kind("norm")
@@ -44,6 +46,11 @@ class Norm:
         return rule
 
     @property
+    def serving(self) -> Serving:
+        """Which statistics a client is served with."""
+        return "running"
+
+    @property
     def reads(self) -> frozenset[str]:
         """The other branches whose statistics `exchange` looks at, so that they must not stay private."""
         return frozenset()
@@ -63,6 +70,9 @@ class Batch(Norm):
     """share of the new batch in the running statistics"""
     noise: float = 0.0
     """deviation σ of Gaussian noise on every update of the running statistics, before anybody else sees them"""
+    serving: Serving = "running"
+    """statistics a client is served with: running = tracked in training, batch = of its test rows together (figures
+    then depend on how they are cut), post = of its training rows, measured after training (HeteroFL's static BN)"""
 
     def layer(self, features: int) -> nn.Module:
         return BatchNorm(features, branches={"clean": self.keeps}, momentum=self.momentum, noise=self.noise)
@@ -86,6 +96,11 @@ class Dual(Norm):
     """an affine for each branch, as Split-Mix has it"""
 
     def __post_init__(self) -> None:
+        for norm in (self.clean, self.adversarial):
+            if norm.serving != "running":
+                raise HardyError(
+                    f"norm dual mixes tracked statistics, but a branch has serving = {norm.serving!r}; it must be running."
+                )
         statistics = Tag(Role.NORM_MEAN, branch="clean")
         if "clean" in self.adversarial.reads and self.clean.placement(statistics) is Placement.PRIVATE:
             raise HardyError(
@@ -113,7 +128,10 @@ class Dual(Norm):
         return self.clean.frozen(round)
 
     def statistics_rule(self, branch: str, rule: Aggregator) -> Aggregator:
-        return (self.adversarial if branch == "adversarial" else self.clean).statistics_rule(branch, rule)
+        norm = self.adversarial if branch == "adversarial" else self.clean
+        if isinstance(norm, Batch):
+            norm = replace(norm, momentum=self.momentum)  # a dual layer moves both branches alike
+        return norm.statistics_rule(branch, rule)
 
     def exchange(self, reported: Tensors, tags: Mapping[str, Tag], clients: Sequence[Client]) -> Tensors:
         for branch, norm in (("clean", self.clean), ("adversarial", self.adversarial)):

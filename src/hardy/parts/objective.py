@@ -1,6 +1,6 @@
 """Objectives: what a client minimises in one step, and what it keeps for itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -76,6 +76,18 @@ class Objective:
         """The objective of a client of this kind (AT or ST) in a round."""
         return self
 
+    def within(self, capacity: float) -> "Objective":
+        """The objective of a client that can afford this share of the full width."""
+        return self
+
+    def corner(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+        """The part of each tensor, from its first entries on, that a client with this objective holds and sends."""
+        return {name: tuple(shape) for name, shape in shapes.items()}
+
+    def nets(self, shapes: Mapping[str, Sequence[int]]) -> list[dict[str, tuple[int, ...]]]:
+        """The shapes of each network that a pass runs, for the count of MACs."""
+        return [self.corner(shapes)]
+
     def shared(self, trained: Tensors) -> Tensors:
         """Shared tensors this objective adds, with their first values; `trained` are the shared trained ones."""
         return {}
@@ -131,6 +143,15 @@ class Wrapper(Objective):
 
     def of(self, kind: str, round: int = 0) -> "Objective":
         return replace(self, inner=self.inner.of(kind, round))
+
+    def within(self, capacity: float) -> "Objective":
+        return replace(self, inner=self.inner.within(capacity))
+
+    def corner(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+        return self.inner.corner(shapes)
+
+    def nets(self, shapes: Mapping[str, Sequence[int]]) -> list[dict[str, tuple[int, ...]]]:
+        return self.inner.nets(shapes)
 
     def shared(self, trained: Tensors) -> Tensors:
         return self.inner.shared(trained)

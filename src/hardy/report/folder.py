@@ -58,9 +58,11 @@ class Run:
         found: dict[tuple[str, str], dict[float, float]] = {}
         for name, figures in (self.evaluation.get("robust_accuracy") or {}).items():
             attack, mean = figures.get("attack") or {}, number(figures, "mean")
+            if mean is None:
+                continue
             given = {key: value for key in SWEPT if (value := number(attack, key)) is not None}
             l2 = attack.get("ball") == "l2"
-            for key, value in given.items() if mean is not None else ():
+            for key, value in given.items():
                 held = (f", {SWEPT[other]} {given[other]:g}" for other in given if other != key)
                 setting = "L2 radius" if l2 and key == "epsilon" else SWEPT[key]
                 points = found.setdefault((setting, name.partition("@")[0] + "".join(held)), {})

@@ -1,0 +1,136 @@
+"""FBN's two-dimensional example (Figures 1 and 2): python experiments/fbn/two_dimensions.py OUT_FOLDER
+
+Ten clients hold one class each, points around a place on a circle. What does each BatchNorm make of them after 100
+rounds, and how far is it from one machine's, for clients that share more or less of their points? Writes two pictures
+and the figures; the norms and their aggregation are Hardy's own.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import hardy
+from hardy.messages import Slot, Updates
+from hardy.models.layers import forcing
+from hardy.models.net import Net
+from hardy.papers.fbn import federated
+from hardy.papers.fixbn import fixed
+from hardy.parts.aggregation import Frame
+from hardy.parts.norm import batch
+
+CLIENTS, POINTS, ROUNDS = 10, 30, 100
+NORMS = {"Naive": batch(), "FixBN": fixed(after=ROUNDS // 2), "FBN": federated()}
+GAMMAS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.0)
+COLOURS = [f"hsl({36 * i} 65% 45%)" for i in range(CLIENTS)]
+
+
+def draw(gamma: float, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch of every client: a share gamma of any class, the rest of its own. Points [C, N, 2] and their classes."""
+    angles = 2 * np.pi * np.arange(CLIENTS) / CLIENTS
+    centres = 10 * np.stack([np.cos(angles), np.sin(angles)], 1)
+    own = np.repeat(np.arange(CLIENTS)[:, None], POINTS, 1)
+    label = np.where(rng.random(own.shape) < gamma, rng.integers(0, CLIENTS, own.shape), own)
+    return torch.from_numpy(centres[label] + rng.normal(size=(*own.shape, 2))), torch.from_numpy(label)
+
+
+def central(points: torch.Tensor) -> torch.Tensor:
+    flat = points.flatten(0, 1)
+    return (points - flat.mean(0)) / (flat.var(0, correction=0) + 1e-5).sqrt()
+
+
+def rounds(norm, gamma: float, seed: int = 0):
+    """(points, their classes, what clients make of them) of every round."""
+    rng = np.random.default_rng(seed)
+    plan = hardy.Method(norm=norm).bind(lambda make: torch.nn.Sequential(make(2)), (2, 1, 1))
+    shared = {name: value[None].double() for name, value in plan.start.items()}
+    for t in range(ROUNDS):
+        points, label = draw(gamma, rng)
+        sent = {copy: shared[name][0] for copy, name in plan.sent.items()}
+        outs, kept = [], []
+        for x in points:
+            now = {name: value[0] for name, value in shared.items()}
+            trained = {name: now[name] for name in plan.trained}
+            net = Net(plan.model, trained, {**{n: now[n] for n in plan.kept}, **sent})
+            with forcing("running" if norm.frozen(t) else None):
+                outs.append(net(x, statistics="batch"))
+            kept.append({**now, **{n: net.kept[n] for n in plan.kept}})
+        ones = torch.ones(CLIENTS, dtype=torch.float64)
+        slots = [Slot(i) for i in range(CLIENTS)]
+        told = {name: torch.stack([row[name] for row in kept]) for name in shared}
+        updates = Updates(slots=slots, shared=told, reported={}, weights=ones, steps=ones, loss=ones)
+        frame = Frame(shared=shared, roles=plan.roles, bases=1, clients=CLIENTS)
+        shared, _ = plan.aggregator.finish(plan.aggregator.fold(None, updates, frame), frame, {})
+        yield points, label, torch.stack(outs).detach()
+
+
+def error(norm, gamma: float) -> float:
+    """The mean distance to the points as one machine normalises them, over all rounds."""
+    return float(np.mean([(made - central(points)).norm(dim=-1).mean() for points, _, made in rounds(norm, gamma)]))
+
+
+def text(x: float, y: float, words: str, size: int = 13, anchor: str = "middle") -> str:
+    return f'<text x="{x:.0f}" y="{y:.0f}" font-size="{size}" text-anchor="{anchor}">{words}</text>'
+
+
+def svg(width: int, height: int, body: list[str]) -> str:
+    style = 'font-family="sans-serif" fill="#333"'
+    frame = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {style}>'
+    return "\n".join([frame, f'<rect width="{width}" height="{height}" fill="#fff"/>', *body, "</svg>\n"])
+
+
+def picture_of_points(last: dict) -> str:
+    """One panel a norm: the points of the last round, coloured by class."""
+    side, body = 230, []
+    for number, (name, (made, label)) in enumerate(last.items()):
+        left, reach = 10 + number * (side + 10), 3.2 if made.abs().max() < 4 else 1.1 * made.abs().max().item()
+        scale = side / 2 / reach
+        body.append(f'<rect x="{left}" y="24" width="{side}" height="{side}" fill="none" stroke="#ccc"/>')
+        body.append(text(left + side / 2, 16, f"{name} (±{reach:.1f})"))
+        for (x, y), kind in zip(made.flatten(0, 1).tolist(), label.flatten().tolist(), strict=True):
+            cx, cy = left + side / 2 + scale * x, 24 + side / 2 - scale * y
+            if left < cx < left + side and 24 < cy < 24 + side:
+                body.append(f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="2.2" fill="{COLOURS[kind]}"/>')
+    return svg(20 + len(last) * (side + 10) - 10, side + 34, body)
+
+
+def picture_of_errors(errors: dict) -> str:
+    """Error against gamma, which falls to the right."""
+    width, height, left, top = 520, 260, 48, 16
+    most = max(max(row.values()) for row in errors.values())
+    body = [f'<path d="M{left} {top}V{top + height}H{left + width}" fill="none" stroke="#999"/>']
+    for number, gamma in enumerate(GAMMAS):
+        body.append(text(left + width * number / (len(GAMMAS) - 1), top + height + 18, f"{gamma:g}"))
+    body.append(text(left + width / 2, top + height + 38, "share γ of points dealt alike to all clients"))
+    for value in np.linspace(0, most, 5):
+        body.append(text(left - 6, top + height - height * value / most + 4, f"{value:.2f}", anchor="end"))
+    for number, (name, row) in enumerate(errors.items()):
+        spots = [
+            (left + width * i / (len(GAMMAS) - 1), top + height - height * row[gamma] / most)
+            for i, gamma in enumerate(GAMMAS)
+        ]
+        colour = ("#c0392b", "#d68910", "#1f77b4")[number]
+        path = "M" + " ".join(f"{x:.0f} {y:.0f}" for x, y in spots)
+        body.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        body.append(f'<g fill="{colour}">{text(spots[-1][0] + 8, spots[-1][1] + 4, name, anchor="start")}</g>')
+    return svg(left + width + 70, top + height + 48, body)
+
+
+def main(out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    last = {}
+    for name, norm in NORMS.items():
+        *_, (points, label, made) = rounds(norm, gamma=0.0)
+        last.setdefault("one machine", (central(points), label))
+        last[name] = (made, label)
+    errors = {name: {gamma: error(norm, gamma) for gamma in GAMMAS} for name, norm in NORMS.items()}
+    (out / "fbn_points.svg").write_text(picture_of_points(last))
+    (out / "fbn_error.svg").write_text(picture_of_errors(errors))
+    print(json.dumps(errors, indent=1))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,261 @@
+"""The clients' half: what a node does with a message. It trains with begin, step and finish like every other engine.
+
+A node is one client. Its number, its data and its profile stand in its own configuration; the experiment comes with
+every message, since Flower starts a new process for each. Its private tensors stay in a file of its own (or, without
+one, in Flower's Context), as they were before and after the last round: asked for the same round again, it starts where
+it started then, so that a server that died in the middle can repeat the round.
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+
+from hardy import config, experiment, tensors
+from hardy.config import Experiment
+from hardy.data import readers, sources
+from hardy.data.splits import Client, Federation, blocks, federate
+from hardy.engines.base import Resident
+from hardy.engines.flower import Profile, squeezed
+from hardy.engines.sequential import Sequential
+from hardy.errors import HardyError
+from hardy.flower import wire
+from hardy.messages import Slot, Work
+from hardy.method import Method, Model
+from hardy.partition import Placement
+from hardy.robustness.evaluate import accuracies
+from hardy.state import ServerState, write_atomic
+from hardy.tensors import Tensors
+
+KEYS = {"client", "data", "source", "domain", "kind", "budget", "state", "device", "threads", "classes"}
+"""what a node's configuration may hold"""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Given:
+    """What an app brings as objects, in place of the names in the experiment."""
+
+    method: Method | None = None
+    model: Model | None = None
+    data: Federation | None = None
+
+
+class Node:
+    """One client of an experiment, ready to work."""
+
+    def __init__(self, text: str, settings: tuple[tuple[str, Any], ...], given: Given) -> None:
+        own = dict(settings)
+        if unknown := own.keys() - KEYS:
+            raise HardyError(f"node configuration {min(unknown)!r} is unknown. Known: {', '.join(sorted(KEYS))}.")
+        if "client" not in own:
+            raise HardyError("the node's configuration names no client; add client=0 (or 1, 2, ...) to --node-config.")
+        chosen = config.parse(text, where="the server's experiment", check=given.method is None)
+        self.number, self.folder, self.compression = int(own["client"]), own.get("state"), chosen.network.compression
+        data = _data(chosen, own, given)
+        if "threads" in own:
+            torch.set_num_threads(int(own["threads"]))
+        device = replace(chosen.engine, device=str(own.get("device", chosen.engine.device))).find_device()
+        self.engine = Sequential(
+            experiment.bind(chosen, data, given.method, given.model),
+            Resident(data, device, chosen.engine.precision),
+            chosen.training,
+            seed=chosen.seed,
+            first=self.number,
+        )
+        client = data.clients[0]
+        self.profile = Profile(
+            client=self.number,
+            domain=client.domain,
+            kind=client.kind,
+            budget=client.budget,
+            train=len(client.train),
+            validation=len(client.validation),
+            test=len(client.test),
+            shape=data.shape,
+            classes=data.classes,
+        )
+
+    def train(self, content: Any, memory: "Memory") -> Any:
+        """A round's slots: what is asked for goes back, what is private stays."""
+        from flwr.app import MetricRecord, RecordDict
+
+        asked, engine = wire.settings(content), self.engine
+        bases, round = [int(base) for base in asked["bases"]], int(asked["round"])
+        held = engine.cast(memory.before(round))
+        engine.store = self._own(held)
+        shared = [self._tensors(content, f"shared/{base}") for base in bases]
+        reported = [self._tensors(content, f"reported/{base}") for base in bases]
+        before = {**held, **tensors.apply(torch.clone, engine.store)}
+        lost = {name: value for name, value in held.items() if name not in engine.store}
+        records: dict[str, Any] = {}
+        for at, base in enumerate(bases):
+            work = Work(
+                round=round,
+                rate=float(asked["rate"]),
+                slots=[Slot(0, base)],
+                shared=_placed(shared[at], base),
+                reported=_placed(reported[at], 0, base),
+            )
+            (updates,) = engine.train(work)
+            sent = tensors.gather(updates.shared, 0)
+            if self.compression is not None:
+                mark = f"lost:{base}:"
+                earlier = {n.removeprefix(mark): t for n, t in lost.items() if n.startswith(mark)}
+                sent, left = wire.squeeze(self.compression, sent, shared[at], earlier, squeezed(engine.plan))
+                lost |= {mark + name: value for name, value in left.items()}
+            records[f"shared/{base}"] = wire.pack(sent)
+            records[f"reported/{base}"] = wire.pack(tensors.gather(updates.reported, 0))
+            records[f"figures/{base}"] = MetricRecord(
+                {
+                    "round": round,
+                    "examples": int(updates.weights[0]),
+                    "steps": int(updates.steps[0]),
+                    "loss": float(updates.loss[0]),
+                }
+            )
+        memory.keep(round, before, {**engine.store, **lost})
+        return RecordDict(records)
+
+    def evaluate(self, content: Any, memory: "Memory") -> Any:
+        """The share of its own rows it classifies rightly."""
+        from flwr.app import MetricRecord, RecordDict
+
+        asked = wire.settings(content)
+        self.engine.store = self._own(self.engine.cast(memory.after()))
+        state = ServerState(
+            round=int(asked["round"]),
+            shared=self._tensors(content, "shared"),
+            reported=tensors.apply(lambda t: t[None], self._tensors(content, "reported")),
+            memory={},
+        )
+        said: dict[str, Any] = {"round": state.round}
+        for part in ("validation", "test"):
+            (value,) = accuracies(self.engine, state, part, str(asked["branch"]))["by_client"]
+            said |= {} if value is None else {part: value}
+        return RecordDict({"accuracy": MetricRecord(said)})
+
+    def _own(self, held: Tensors) -> Tensors:
+        """The private tensors held, or their first values."""
+        plan = self.engine.plan
+        first = self.engine.cast(plan.first(Placement.PRIVATE, 1, plan.method.budget.bases))
+        return {name: held.get(name, value) for name, value in first.items()}
+
+    def _tensors(self, content: Any, record: str) -> Tensors:
+        return self.engine.cast({name: torch.tensor(array) for name, array in wire.unpack(content, record).items()})
+
+
+@lru_cache(maxsize=16)
+def node(text: str, settings: tuple[tuple[str, Any], ...], given: Given) -> Node:
+    """The node of an experiment and a configuration. Under Flower a process sees one message; elsewhere many."""
+    return Node(text, settings, given)
+
+
+class Memory:
+    """A client's private tensors between two messages: a file in the node's state folder, or Flower's Context."""
+
+    def __init__(self, context: Any, token: str, client: int, folder: str | None) -> None:
+        if not token.isalnum():
+            raise HardyError(f"run token {token!r} must be letters and digits.")
+        self.context = context
+        self.path = Path(folder) / f"{token}-client-{client}.safetensors" if folder else None
+
+    def before(self, round: int) -> Tensors:
+        """As they were before the node first heard of this round; {} if there are none yet."""
+        done, held = self._read()
+        return held["before" if done == round else "after"]
+
+    def after(self) -> Tensors:
+        return self._read()[1]["after"]
+
+    def keep(self, round: int, before: Tensors, after: Tensors) -> None:
+        if not after:
+            return
+        held = {f"{word}/{n}": t for word, part in (("before", before), ("after", after)) for n, t in part.items()}
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            content = save({n: t.contiguous().cpu() for n, t in held.items()}, {"round": str(round)})
+            write_atomic(self.path, content)
+        else:
+            self.context.state = wire.message({"private": wire.pack(held)}, round=round)
+
+    def _read(self) -> tuple[int | None, dict[str, Tensors]]:
+        held: dict[str, Tensors] = {"before": {}, "after": {}}
+        done: int | None = None
+        if self.path is None:
+            done = wire.settings(self.context.state).get("round")
+            found = {n: torch.tensor(a) for n, a in wire.unpack(self.context.state, "private").items()}
+        elif self.path.exists():
+            with safe_open(self.path, "pt") as file:
+                done = int(file.metadata()["round"])
+                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        else:
+            found = {}
+        for name, value in found.items():
+            word, _, rest = name.partition("/")
+            held[word][rest] = value
+        return done, held
+
+
+def _placed(values: Tensors, *at: int) -> Tensors:
+    """Tensors as the row `at` of leading axes just long enough for it; the other rows are not looked at."""
+    axes = tuple(place + 1 for place in at)
+    return tensors.apply(lambda t: t.expand(*axes, *t.shape), values)
+
+
+def _data(chosen: Experiment, own: dict[str, Any], given: Given) -> Federation:
+    """The node's own rows: of its folder, or its client's part of the experiment's own data for a trial."""
+    if "data" in own or "source" in own:
+        federation = _own(chosen, own)
+        client = federation.clients[0]
+    else:
+        federation = given.data or experiment.federation(chosen)
+        federation = chosen.faults.infiltrate(federation, chosen.seed)
+        number = int(own["client"])
+        if number >= len(federation.clients):
+            raise HardyError(
+                f"client={number} in --node-config; the experiment makes {len(federation.clients)} clients."
+            )
+        client = federation.clients[number]
+    rows = np.concatenate([client.train, client.validation])
+    ends = len(client.train), len(rows)
+    return replace(
+        federation,
+        x_train=federation.x_train[rows],
+        y_train=federation.y_train[rows],
+        x_test=federation.x_test[client.test],
+        y_test=federation.y_test[client.test],
+        clients=(
+            Client(
+                domain=str(own.get("domain", client.domain)),
+                kind=str(own.get("kind", client.kind)),
+                budget=float(own.get("budget", client.budget)),
+                train=np.arange(ends[0]),
+                validation=np.arange(*ends),
+                test=np.arange(len(client.test)),
+            ),
+        ),
+    )
+
+
+def _own(chosen: Experiment, own: dict[str, Any]) -> Federation:
+    """One client of a data set of the node: an .npz file of arrays, or a folder a source can read."""
+    path = Path(str(own["data"])) if "data" in own else None
+    if path is not None and path.suffix == ".npz":
+        classes = [str(label) for label in range(int(own["classes"]))] if "classes" in own else None
+        dataset = sources.arrays(*readers.npz_splits(path), classes=classes, name=path.stem)
+    else:
+        dataset = sources.load(str(own.get("source", "image_folder")), path)
+    return federate(
+        dataset,
+        blocks(),
+        clients=1,
+        pooled=True,
+        validation=chosen.data.validation,
+        limit=chosen.data.limit,
+        seed=chosen.seed,
+    )

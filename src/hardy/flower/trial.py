@@ -1,0 +1,241 @@
+"""A whole network on one machine: a SuperLink with TLS and node authentication, and a SuperNode for each client.
+
+Everything it starts it stops, whatever happens; what it writes lies in the run folder under `flower/`.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hardy import config, experiment
+from hardy.config import Experiment
+from hardy.errors import HardyError
+from hardy.flower import ENVIRONMENT
+from hardy.flower.apps import outcome
+from hardy.flower.deploy import CONNECTION, app, certificates, require_flower
+from hardy.progress import Progress
+from hardy.state import disk
+
+_START = 120.0
+"""seconds a process may take to come up"""
+_LOOK = 20.0
+"""seconds between two questions whether a run is still alive"""
+
+
+@dataclass
+class Site:
+    """The processes of a trial, their keys and their logs."""
+
+    folder: Path
+    """holds keys, the app, the nodes' private tensors and the logs"""
+    port: int = 0
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def prepare(self, chosen: Experiment, out: Path, nodes: int, data_folder: Path | None = None) -> None:
+        """Keys and the app; those of an earlier trial in the folder are used again."""
+        self.port = self.port or _free_port()
+        keys = self.folder / "keys"
+        if not (keys / "server.key").exists():
+            certificates(keys, hosts=["127.0.0.1", "localhost"], nodes=nodes)
+        shutil.rmtree(self.folder / "app", ignore_errors=True)
+        link = f"127.0.0.1:{self.port}"
+        app(self.folder / "app", chosen, superlink=link, authority=keys / "ca.pem", out=out)
+        home = {"FLWR_HOME": str((self.folder / "app" / ".flwr").absolute())}
+        data = {"HARDY_DATA": str(data_folder.absolute())} if data_folder else {}
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        self.environment = {**os.environ, **ENVIRONMENT, **home, **data, "PATH": path}
+
+    def start(self, name: str, command: Sequence[str], **environment: str) -> subprocess.Popen[bytes]:
+        """Starts a process in a group of its own, with its output in a log."""
+        (self.folder / "logs").mkdir(exist_ok=True)
+        with (self.folder / "logs" / f"{name}.log").open("ab") as log:
+            made = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**self.environment, **environment},
+                start_new_session=True,
+            )
+        self.processes[name] = made
+        return made
+
+    def superlink(self, *options: str) -> None:
+        """Starts the SuperLink and waits until it listens."""
+        keys = self.folder / "keys"
+        files = {"--ssl-ca-certfile": "ca.pem", "--ssl-certfile": "server.pem", "--ssl-keyfile": "server.key"}
+        tls = [word for option, name in files.items() for word in (option, str(keys / name))]
+        place = ["--host", "127.0.0.1", "--port", str(self.port)]
+        fixed = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
+        started = self.start("superlink", ["flower-superlink", *tls, *place, *fixed, *options])
+        end = time.monotonic() + _START
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+                return
+            if started.poll() is not None or time.monotonic() > end:
+                raise HardyError(f"the SuperLink did not start: {self.tail('superlink')}")
+            time.sleep(0.2)
+
+    def register(self, key: Path) -> None:
+        """Admits a node's public key."""
+        self.flwr("supernode", "register", str(key), CONNECTION)
+
+    def supernode(
+        self, number: int, *, key: Path | None = None, authority: Path | None = None, **settings: Any
+    ) -> None:
+        """Starts the node of a client."""
+        keys = self.folder / "keys"
+        own = {"client": number, "state": str((self.folder / "state").absolute()), "threads": 1, **settings}
+        self.start(
+            f"node-{number}",
+            [
+                "flower-supernode",
+                *("--superlink", f"127.0.0.1:{self.port}"),
+                *("--root-certificates", str(authority or keys / "ca.pem")),
+                *("--auth-supernode-private-key", str(key or keys / f"node-{number}.key")),
+                *("--host", "127.0.0.1", "--port", str(_free_port())),
+                *("--node-config", " ".join(f"{name}={json.dumps(value)}" for name, value in own.items())),
+            ],
+            OMP_NUM_THREADS="1",
+        )
+
+    def submit(self) -> str:
+        """Starts the run; returns its number."""
+        return str(self._asked("run", str(self.folder / "app"), CONNECTION)["run-id"])
+
+    def status(self, run: str) -> str:
+        """Flower's word on a run, such as running or finished:failed."""
+        return str(self._asked("list", CONNECTION, "--run-id", run)["runs"][0]["status"])
+
+    def _asked(self, *words: str) -> dict[str, Any]:
+        said: dict[str, Any] = json.loads(self.flwr(*words, "--format", "json"))
+        if not said.get("success"):  # Flower exits with 0 all the same
+            raise HardyError(f"flwr {words[0]} failed: {said.get('error-message', said)}")
+        return said
+
+    def flwr(self, *words: str) -> str:
+        """Flower's command line; an error with what it said if it fails."""
+        done = subprocess.run(
+            ["flwr", *words], capture_output=True, text=True, env=self.environment, timeout=_START, check=False
+        )
+        if done.returncode:
+            raise HardyError(f"flwr {words[0]} failed: {(done.stdout + done.stderr).strip()[-500:]}")
+        return done.stdout
+
+    def tail(self, name: str, lines: int = 15) -> str:
+        """The end of a log; the last HardyError in it where there is one."""
+        found = self.log(name).splitlines()
+        errors = [line.partition("HardyError: ")[2] for line in found if "HardyError: " in line]
+        return errors[-1] if errors else "\n".join(found[-lines:])
+
+    def log(self, name: str) -> str:
+        """What a process has said so far."""
+        with contextlib.suppress(OSError):
+            return (self.folder / "logs" / f"{name}.log").read_text("utf-8", errors="replace")
+        return ""
+
+    def stop(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
+        """Ends a process with all its children. Some of Flower's are leaders of groups of their own."""
+        process = self.processes.pop(name)
+        family = descendants(process.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, how)
+        for child in family:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, how)
+        process.wait()
+
+
+@contextlib.contextmanager
+def site(folder: Path) -> Iterator[Site]:
+    """A place for processes, all of which are ended with the block."""
+    with disk(str(folder)):
+        folder.mkdir(parents=True, exist_ok=True)
+    place = Site(folder)
+    try:
+        yield place
+    finally:
+        for name in list(place.processes):
+            place.stop(name)
+
+
+def trial(
+    chosen: Experiment, out: Path, *, data_folder: Path | None = None, quiet: bool = False, again: bool = False
+) -> Path:
+    """Runs an experiment over Flower on this machine, a process a client. Returns the run folder.
+
+    `again` goes on with the run in the folder. The nodes' private tensors are under flower/state and stay there.
+    """
+    require_flower()
+    if config.FROM_PYTHON in (chosen.method, chosen.model, chosen.data.source):
+        raise HardyError("a trial needs an experiment that is all in its TOML; with Python objects write an app.")
+    if (out / "config.toml").exists() and not again:
+        raise HardyError(f"{out} already holds a run. Go on with `hardy resume {out}`, or choose another folder.")
+    chosen = replace(chosen, engine=replace(chosen.engine, name="flower"))
+    clients = len(experiment.federation(chosen, None, data_folder).clients)
+    if chosen.faults.added and isinstance(chosen.faults.hostile, int):
+        clients += chosen.faults.hostile
+    with site(out / "flower") as place:
+        place.prepare(chosen, out, clients, data_folder)
+        place.superlink()
+        for number in range(clients):
+            place.register(place.folder / "keys" / f"node-{number}.pub")
+            place.supernode(number)
+        watch(place, place.submit(), out, chosen.rounds, quiet=quiet)
+    return out
+
+
+def watch(place: Site, run: str, out: Path, rounds: int, *, quiet: bool = True) -> None:
+    """Waits for a run's end, with the progress its metrics show; an error with the reason if it failed."""
+    progress, done, look = Progress(rounds, quiet=quiet), -1, time.monotonic() + _LOOK
+    try:
+        while True:
+            for name, process in place.processes.items():
+                if name == "superlink" and process.poll() is not None:
+                    raise HardyError(
+                        f"the SuperLink ended: {place.tail('superlink')}\nGo on with `hardy resume {out}`."
+                    )
+            if (ended := outcome(out, run)) is not None:
+                if ended:
+                    raise HardyError(ended)
+                return
+            with contextlib.suppress(OSError):
+                done = len((out / "metrics.jsonl").read_text("utf-8").splitlines())
+            progress.update(max(done, 0))
+            if time.monotonic() > look:  # seldom: each time is a process of some seconds
+                if (status := place.status(run)).startswith("finished") and outcome(out, run) is None:
+                    raise HardyError(f"the run over Flower ended as {status}: {place.tail('superlink')}")
+                look = time.monotonic() + _LOOK
+            time.sleep(0.5)
+    finally:
+        progress.close()
+
+
+def descendants(process: int) -> list[int]:
+    """Children of a process, their children, and so on; none where there is no /proc, where they end by themselves."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            parents.setdefault(parent, []).append(int(stat.parent.name))
+    found = [process]
+    for one in found:
+        found += parents.get(one, [])
+    return found[1:]
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

@@ -1,0 +1,79 @@
+"""Tensors, settings and figures as Flower's records, and back. Nothing is pickled, and nothing received is trusted."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from hardy.parts.compression import Compression
+from hardy.tensors import Tensors
+
+
+def pack(tensors: Tensors) -> Any:
+    """An ArrayRecord of tensors, bit for bit."""
+    from flwr.app import Array, ArrayRecord
+
+    return ArrayRecord({name: Array(tensor.detach().cpu().numpy()) for name, tensor in tensors.items()})
+
+
+def unpack(content: Any, record: str) -> dict[str, Any]:
+    """The arrays of a record, {} if there is none; one that cannot be read is left as it came, for the gate."""
+    found = {}
+    for name, array in content.array_records.get(record, {}).items():
+        try:
+            found[name] = array.numpy()
+        except Exception:  # whatever bytes a hostile node puts there
+            found[name] = array
+    return found
+
+
+def squeeze(
+    rule: Compression, new: Tensors, sent: Tensors, lost: Tensors, names: Iterable[str]
+) -> tuple[Tensors, Tensors]:
+    """The tensors with the named ones in pieces, and what is lost of these by it, on top of what was lost before."""
+    packed, left = dict(new), {}
+    for name in names:
+        change = packed.pop(name) - sent[name]
+        if name in lost:
+            change = change + lost[name]
+        pieces = rule.squeeze(change)
+        left[name] = change - rule.expand(pieces, change)
+        packed |= {f"{name}:{piece}": value for piece, value in pieces.items()}
+    return packed, left
+
+
+def expand(rule: Compression, came: dict[str, Any], sent: Tensors, names: Iterable[str]) -> dict[str, Any]:
+    """The tensors put together from pieces; those that cannot be are left as they came, for the gate."""
+    whole = dict(came)
+    for name in names:
+        pieces = {key.removeprefix(f"{name}:"): whole.pop(key) for key in came if key.startswith(f"{name}:")}
+        try:
+            like = sent[name]
+            found = {piece: torch.as_tensor(value, device=like.device) for piece, value in pieces.items()}
+            whole[name] = like + rule.expand(found, like)
+        except (KeyError, IndexError, TypeError, ValueError, RuntimeError):
+            whole |= {f"{name}:{piece}": value for piece, value in pieces.items()}
+    return whole
+
+
+def message(records: dict[str, Any], **settings: Any) -> Any:
+    """A RecordDict of records and plain settings."""
+    from flwr.app import ConfigRecord, RecordDict
+
+    return RecordDict({**records, "settings": ConfigRecord(settings)})
+
+
+def settings(content: Any) -> dict[str, Any]:
+    return dict(content.config_records.get("settings", {}))
+
+
+def figures(content: Any, record: str) -> dict[str, Any]:
+    return dict(content.metric_records.get(record, {}))
+
+
+def size(content: Any) -> int:
+    """Bytes of a message's content as it is laid on the wire, before TLS and HTTP."""
+    records = content.array_records.values()
+    arrays = sum(len(array.data) + len(name) for record in records for name, array in record.items())
+    small = (*content.metric_records.values(), *content.config_records.values())
+    return int(arrays + sum(record.count_bytes() for record in small))

@@ -1,0 +1,57 @@
+"""FedEnsemble: every client trains one of several models a round, and all of them answer together.
+
+Shi et al., Fed-ensemble: Improving Generalization through Model Ensembling in Federated Learning, 2021, Algorithm 1.
+
+K models · an age is K rounds
+1. At the start of an age every client draws an order of the K models.
+2. In a round it trains the next model of its order, so that it meets each of them once an age.
+3. The server averages each model over the clients that trained it.
+4. The mean of all models' logits answers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hardy import random
+from hardy.data.splits import Client
+from hardy.errors import HardyError
+from hardy.messages import Slot
+from hardy.method import Method
+from hardy.parts.budget import Mixed
+from hardy.parts.norm import Norm, batch
+from hardy.parts.objective import Objective, cross_entropy
+from hardy.registry import part
+
+
+@part("budget")
+@dataclass(frozen=True, kw_only=True)
+class Turns(Mixed):
+    """Each client trains one model a round, and every model once in as many rounds as there are models."""
+
+    models: int = 4
+    """K"""
+
+    def __post_init__(self) -> None:
+        if self.models < 1:
+            raise HardyError(f"turns takes 1 model or more; it got {self.models}.")
+
+    @property
+    def unit(self) -> float:
+        return 1 / self.models
+
+    def assign(self, round: int, cohort: Sequence[int], clients: Sequence[Client], seed: int) -> list[Slot]:
+        age, turn = divmod(round, self.models)
+        orders = {client: random.stream(seed, age, client, "turns").permutation(self.models) for client in cohort}
+        return [Slot(client, int(order[turn])) for client, order in orders.items()]
+
+
+turns = Turns
+
+
+@part("method")
+def fed_ensemble(*, models: int = 4, norm: Norm = batch(), objective: Objective = cross_entropy()) -> Method:
+    """Several models trained in turns, served by the mean of their logits; models is K."""
+    return Method(name="fed_ensemble", norm=norm, objective=objective, budget=turns(models=models))
+
+
+__all__ = ["fed_ensemble", "turns"]

@@ -1,0 +1,329 @@
+"""Over a network the numbers are those of the other engines, and nothing private leaves a node."""
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import hardy
+from conftest import SHAPE, assert_close, everything, experiment, federation, fit, net
+from hardy import papers
+from hardy.engines import EngineChoice, Network
+from hardy.errors import HardyError
+from hardy.flower import wire
+from hardy.models import tiny_cnn
+from hardy.partition import Placement, Role
+from hardy.parts.compression import half_precision, top_k
+from hardy.robustness.faults import Faults
+from hardy.server import Cohort
+
+pytest.importorskip("flwr", reason="the flower extra is not installed")
+
+from flwr.app import Context, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from hardy.flower.apps import client_app, serve
+from hardy.flower.node import Memory
+
+FLOWER = EngineChoice(name="flower", device="cpu", precision="float64")
+
+
+class Grid:
+    """Flower's Grid, with the nodes in this process: a message is answered when its reply is asked for."""
+
+    def __init__(self, apps, *, state=None):
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+        self.apps = dict(enumerate(apps, 100))
+        config = {"state": str(state)} if state else {}
+        self.contexts = {
+            node: Context(
+                run_id=1, node_id=node, node_config={"client": n, **config}, state=RecordDict(), run_config={}
+            )
+            for n, node in enumerate(self.apps)
+        }
+        self.waiting, self.replies, self.sent = {}, [], 0
+        self.spoil = lambda node, kind, reply: reply
+        """what a hostile or broken node makes of its reply; None: it never answers"""
+
+    def get_node_ids(self):
+        return list(self.apps)
+
+    def push_messages(self, messages):
+        for message in messages:
+            self.sent += 1
+            message.metadata.__dict__["_message_id"] = str(self.sent)
+            self.waiting[str(self.sent)] = message
+        return [message.metadata.message_id for message in messages]
+
+    def pull_messages(self, numbers):
+        found = []
+        for number in numbers:
+            if (message := self.waiting.pop(number, None)) is not None:
+                node, kind = message.metadata.dst_node_id, message.metadata.message_type
+                if node not in self.apps:
+                    continue
+                reply = self.apps[node](message, self.contexts[node])
+                self.replies.append(reply)
+                if (reply := self.spoil(node, kind, reply)) is not None:
+                    found.append(reply)
+        return found
+
+
+def run_over(grid, method, *, model=net, out=None, **changes):
+    changes = {"network": Network(clients=len(grid.apps), deadline=2.0), "engine": FLOWER, **changes}
+    return serve(experiment(**changes), grid, out, method=method, model=model, quiet=True)
+
+
+def grid_of(method, data=None, *, model=net, **options):
+    data = data or federation()
+    return Grid([client_app(method=method, model=model, data=data) for _ in data.clients], **options)
+
+
+def nodes_own(grid, run):
+    """The private tensors of all nodes, [C, B, ...]."""
+    names = run.engine.plan.names(Placement.PRIVATE)
+    first = run.engine.cast(run.engine.plan.first(Placement.PRIVATE, 1, run.engine.plan.method.budget.bases))
+    held = [Memory(c, run.engine.token, n, None).after() or first for n, c in enumerate(grid.contexts.values())]
+    return {name: torch.cat([h[name] for h in held]) for name in names}
+
+
+def test_every_method_is_the_same_on_every_engine(method):
+    options = {"cohort": Cohort(fraction=0.75), "faults": Faults(dropped=0.1, crashed=0.1, late=0.1), "rounds": 3}
+    if method.pooled:
+        with pytest.raises(HardyError, match="over a network nobody holds them"):
+            run_over(grid_of(method), method, **options)
+        return
+    one = fit(method, **options)
+    many = fit(method, engine=EngineChoice(name="vectorised", device="cpu", precision="float64"), **options)
+    grid = grid_of(method)
+    far = run_over(grid, method, **options)
+    far.engine.store = nodes_own(grid, far)
+    assert_close(everything(one), everything(far), 1e-9)
+    assert_close(everything(many), everything(far), 1e-9)
+    assert one.figures.latest == far.figures.latest
+    assert one.figures.lost == far.figures.lost
+    assert (one.figures.bytes_up, one.figures.bytes_down) == (far.figures.bytes_up, far.figures.bytes_down)
+
+
+@pytest.mark.parametrize(
+    "method", [papers.fedrbn(), papers.fedrobust(), papers.fedbn(), papers.scaffold()], ids=lambda m: m.name
+)
+def test_nothing_private_leaves_a_node(method):
+    data = federation()
+    grid = grid_of(method, data)
+    run = run_over(grid, method, rounds=2)
+    plan = run.engine.plan
+    allowed = {*plan.names(Placement.SHARED), *plan.names(Placement.REPORTED)}
+    private = nodes_own(grid, run)
+    assert private and len(grid.replies) == 4 * (1 + 2 + 2)
+    hidden = [row.ravel() for tensor in private.values() for row in tensor if len(row.unique()) > 2]
+    pixels = [(x / 255.0).ravel() for x in data.x_train]
+    for reply in grid.replies:
+        content = reply.content
+        for name, record in content.array_records.items():
+            assert name.partition("/")[0] in ("shared", "reported") and set(record) <= allowed
+            sent = [array.numpy().ravel() for array in record.values()]
+            assert {a.dtype.kind for a in sent} <= {"f"} | ({"i"} if Role.COUNTER in plan.roles.values() else set())
+            for values in sent:
+                assert not any(len(own) == len(values) and np.allclose(own, values, atol=1e-12) for own in hidden)
+                assert not any(len(x) == len(values) and np.allclose(x, values, atol=2e-3) for x in pixels)
+        figures = {name: dict(record) for name, record in content.metric_records.items()}
+        for record in figures.values():
+            assert set(record) <= {"round", "examples", "steps", "loss", "validation", "test"}
+            assert all(isinstance(value, int | float) for value in record.values())  # no list could hold labels
+        said = {key for record in content.config_records.values() for key in record}
+        assert said <= {"profile"}
+
+
+def test_a_round_asked_twice_starts_where_it_started(tmp_path):
+    """The server dies after the nodes have trained and before its checkpoint; the nodes are restarted meanwhile."""
+    method, data = papers.fedrbn(), federation()
+    whole = fit(method, data=data)
+    first = grid_of(method, data, state=tmp_path / "nodes")
+
+    def die(node, kind, reply):
+        if kind == "train" and reply.content.metric_records["figures/0"]["round"] == 2 and node == 102:
+            raise KeyboardInterrupt
+        return reply
+
+    first.spoil = die
+    with pytest.raises(KeyboardInterrupt):
+        run_over(first, method, out=tmp_path / "run")
+    again = run_over(grid_of(method, data, state=tmp_path / "nodes"), method, out=tmp_path / "run")
+    assert again.state.round == 4
+    assert_close({**whole.state.shared, **whole.state.reported}, {**again.state.shared, **again.state.reported}, 1e-9)
+    assert whole.figures.latest == again.figures.latest
+
+
+def _nan(reply):
+    for array in (record := reply.content.array_records["shared/0"]):
+        record[array] = wire.pack({array: torch.full_like(torch.tensor(record[array].numpy()), torch.nan)})[array]
+
+
+def _renamed(reply):
+    record = reply.content.array_records["shared/0"]
+    record["other"] = record.pop(next(iter(record)))
+
+
+def _reshaped(reply):
+    record = reply.content.array_records["shared/0"]
+    name = next(iter(record))
+    record[name] = wire.pack({name: torch.tensor(record[name].numpy())[..., None]})[name]
+
+
+def _inflated(reply):
+    reply.content.metric_records["figures/0"]["examples"] = 10**12
+
+
+def _garbled(reply):
+    next(iter(reply.content.array_records["shared/0"].values())).data = b"\x80\x04no array"
+
+
+def _emptied(reply):
+    reply.content = RecordDict()
+
+
+def _replayed(reply):
+    reply.content.metric_records["figures/0"]["round"] -= 1
+
+
+LIES = {
+    "not finite": _nan,
+    "lacks": _renamed,
+    "has shape": _reshaped,
+    "claims 1e+12": _inflated,
+    "must be an array": _garbled,
+    "belongs to round None": _emptied,
+    "belongs to round ": _replayed,
+}
+
+
+@pytest.mark.parametrize("reason", [*LIES, "silent"])
+def test_a_broken_node_changes_nothing_for_the_others(reason, tmp_path):
+    method, data = papers.fedbn(), federation()
+    grid = grid_of(method, data)
+
+    def spoil(node, kind, reply):
+        if node == 101 and kind == "train":
+            if reason == "silent":
+                return None
+            LIES[reason](reply)
+        return reply
+
+    grid.spoil = spoil
+    run = run_over(grid, method, rounds=2, out=tmp_path / "run", network=Network(clients=4, deadline=0.5))
+    absent = fit(method, data=data, rounds=2, faults=_Without(client=1))
+    assert_close(absent.state.shared, run.state.shared, 1e-9)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert lines.count(reason) == 2
+
+
+@dataclasses.dataclass(frozen=True)
+class _Without(Faults):
+    client: int = 0
+
+    def strike(self, seed, round, cohort):
+        return {self.client: "dropped"}
+
+
+def test_nodes_leave_and_come_back(caplog):
+    method = papers.fedavg()
+    grid = grid_of(method)
+    gone = {}
+
+    def leave(node, kind, reply):
+        if kind == "evaluate" and node == 103:
+            turn = reply.content.metric_records["accuracy"]["round"]
+            if turn == 1:
+                gone[101] = grid.apps.pop(101)
+            elif turn == 2:
+                grid.apps |= gone
+        return reply
+
+    grid.spoil = leave
+    run = run_over(grid, method, rounds=4, network=Network(clients=4, deadline=0.5))
+    assert run.figures.lost == {"away": 2}  # in the round after it left, and while it introduces itself again
+    assert run.state.round == 4
+
+
+def test_too_few_replies_are_asked_for_again_then_given_up():
+    method = papers.fedavg()
+    grid = grid_of(method)
+    grid.spoil = lambda node, kind, reply: None if kind == "train" and node != 100 else reply
+    began = time.monotonic()
+    with pytest.raises(HardyError, match=r"1 replies within 1 s, but network.replies is 3"):
+        run_over(grid, method, network=Network(clients=4, deadline=0.4, replies=3, patience=1.0))
+    assert time.monotonic() - began < 20
+
+
+def test_a_number_is_claimed_once(caplog):
+    method = papers.fedavg()
+    grid = grid_of(method)
+    grid.apps[104] = grid.apps[100]
+    grid.contexts[104] = dataclasses.replace(grid.contexts[100], node_id=104)
+    run_over(grid, method, rounds=1, network=Network(clients=4))
+    assert "node 104 is refused: node 100 is client 0 already" in caplog.text
+
+
+def test_a_trial_reads_the_experiment_alone(tmp_path):
+    """Nothing from Python: nodes take their client's rows of the experiment's own data."""
+    asked = hardy.config.parse(
+        'rounds = 1\nmethod = "fedrbn"\n[data]\nclients = 1\nlimit = 40\nadversarial = ["mail"]\n'
+        '[training]\nsteps = 2\nbatch = 8\n[engine]\ndevice = "cpu"\nprecision = "float64"\n'
+        "[network]\ndeadline = 60.0\n"
+    )
+    near = hardy.fit(
+        dataclasses.replace(asked, engine=dataclasses.replace(asked.engine, name="sequential")), quiet=True
+    )
+    grid = Grid([client_app() for _ in near.engine.data.clients])
+    far = serve(asked, grid, tmp_path / "run", quiet=True)
+    assert_close(near.state.shared, far.state.shared, 1e-9)
+    assert_close(near.state.reported, far.state.reported, 1e-9)
+    assert near.figures.latest == far.figures.latest
+    line = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert '"wire": {"0": {"down": ' in line
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def wider(norm):
+    return tiny_cnn(norm=norm, shape=SHAPE, classes=3, width=2.0)
+
+
+@pytest.mark.parametrize("rule", [half_precision(), top_k(share=0.1)], ids=["half", "top_k"])
+def test_compressed_updates_are_small_and_what_is_lost_is_sent_later(rule):
+    method, data = papers.fedavg(), federation()
+    plain, small = (
+        run_over(
+            grid_of(method, data, model=wider),
+            method,
+            model=wider,
+            rounds=6,
+            network=Network(clients=4, compression=c),
+        )
+        for c in (None, rule)
+    )
+    up = [sum(way["up"] for way in run.engine.traffic()["wire"].values()) for run in (plain, small)]
+    assert up[1] < up[0] / 2
+    start = plain.engine.plan.first(Placement.SHARED, 1)
+    moved, apart = (
+        sum((a[n] - b[n].double()).square().sum() for n in plain.engine.plan.trained) ** 0.5
+        for a, b in ((plain.state.shared, start), (plain.state.shared, small.state.shared))
+    )
+    assert apart < (1e-3 if rule == half_precision() else 0.7) * moved
+
+
+def test_error_feedback_sends_everything_in_the_end():
+    change, lost, sent = torch.randn(50, dtype=torch.float64), {}, torch.zeros(50, dtype=torch.float64)
+    for turn in range(30):
+        new = {"w": change if turn == 0 else torch.zeros_like(change)}
+        pieces, lost = wire.squeeze(top_k(share=0.1), new, {"w": torch.zeros_like(change)}, lost, ["w"])
+        sent += wire.expand(top_k(share=0.1), pieces, {"w": torch.zeros_like(change)}, ["w"])["w"]
+    torch.testing.assert_close(sent, change)
+
+
+def test_pieces_that_fit_nothing_are_refused():
+    sent = {"w": torch.zeros(4)}
+    for came in ({}, {"w:value": np.ones(2)}, {"w:value": np.ones(2), "w:index": np.array([0, 9])}, {"w:index": "x"}):
+        assert "w" not in wire.expand(top_k(), came, sent, ["w"])

@@ -1,0 +1,110 @@
+"""HeteroFL: corners of one network, every entry averaged over those who hold it."""
+
+import dataclasses
+from math import prod
+
+import pytest
+import torch
+
+from conftest import assert_close, federation, fit, net
+from hardy import papers
+from hardy.engines import EngineChoice
+from hardy.errors import HardyError
+from hardy.messages import Slot, Updates
+from hardy.models import MODELS
+from hardy.models.count import macs
+from hardy.papers.heterofl import cut, held_mean, narrowed
+from hardy.partition import Role, tags
+from hardy.parts.aggregation import Frame
+from hardy.parts.norm import batch
+from hardy.tensors import shapes
+
+WIDTHS = (0.25, 0.5, 1.0)
+
+
+def unlike(capacities=(1.0, 0.25, 0.5, 1.0)):
+    data = federation()
+    clients = (dataclasses.replace(c, budget=own) for c, own in zip(data.clients, capacities, strict=True))
+    return dataclasses.replace(data, clients=tuple(clients))
+
+
+def of(model):
+    state = model.state_dict()
+    return {name: tuple(state[name].shape) for name in tags(model)}
+
+
+@pytest.mark.parametrize("name", ["digits_cnn", "alexnet", "preresnet18", "mlp", "tiny_cnn"])
+@pytest.mark.parametrize("width", [0.125, 0.3])
+def test_a_corner_has_the_shapes_of_the_narrow_network(name, width):
+    shape = (3, 64, 64) if name == "alexnet" else (3, 32, 32)
+    whole, narrow = (of(MODELS[name](shape=shape, width=w)) for w in (1.0, width))
+    assert narrowed(whole, width) == narrow
+
+
+def test_macs_of_a_corner_are_those_of_the_narrow_network():
+    whole, narrow = (MODELS["digits_cnn"](shape=(3, 28, 28), width=w) for w in (1.0, 0.25))
+    assert macs(whole, (3, 28, 28), narrowed(of(whole), 0.25)) == macs(narrow, (3, 28, 28))
+
+
+@pytest.mark.parametrize("method", [papers.heterofl(), papers.sheterofl(widths=(1.0,))], ids=lambda m: m.name)
+def test_all_x1_is_fedavg(method):
+    assert_close(fit(papers.fedavg()).state.shared, fit(method).state.shared, 1e-9)
+
+
+@pytest.mark.parametrize("factory", [papers.heterofl, papers.sheterofl])
+def test_engines_agree_and_entries_nobody_holds_stay(factory):
+    method, data = factory(widths=WIDTHS), unlike((0.5, 0.25, 0.5, 0.5))
+    one = fit(method, data=data, rounds=2)
+    many = fit(method, data=data, rounds=2, engine=EngineChoice(name="vectorised", device="cpu", precision="float64"))
+    assert_close(one.state.shared, many.state.shared, 1e-9)
+    start = one.server.start().shared
+    corner = narrowed({n: t.shape[1:] for n, t in start.items()}, 0.5)
+    for name, value in one.state.shared.items():
+        inside = (slice(None), *map(slice, corner[name]))
+        outside = torch.ones_like(value, dtype=torch.bool)
+        outside[inside] = False
+        assert torch.equal(value[outside], start[name].to(value)[outside]), name
+        assert not torch.equal(value[inside], start[name].to(value)[inside]), name
+
+
+def test_each_client_counts_once_for_each_entry_it_holds():
+    shared = {"a.weight": torch.zeros(1, 4, 2), "b.weight": torch.zeros(1, 3, 4)}
+    frame = Frame(
+        shared=shared, roles=dict.fromkeys(shared, Role.WEIGHT), bases=1, clients=3, capacities=(0.25, 0.5, 1.0)
+    )
+    values = torch.tensor([1.0, 2.0, 6.0])
+    updates = Updates(
+        slots=[Slot(0), Slot(1), Slot(2)],
+        shared={n: values.view(3, 1, 1) * torch.ones_like(t) for n, t in shared.items()},
+        reported={},
+        weights=torch.tensor([1.0, 1.0, 2.0]),
+        steps=torch.ones(3),
+        loss=torch.ones(3),
+    )
+    rule = held_mean(widths=WIDTHS)
+    whole, _ = rule.finish(rule.fold(None, updates, frame), frame, {})
+    rows = torch.tensor([15 / 4, 14 / 3, 6.0, 6.0])  # held by all, by two, by the last
+    torch.testing.assert_close(whole["a.weight"][0], rows[:, None].expand(4, 2))
+    torch.testing.assert_close(whole["b.weight"][0], rows.expand(3, 4))
+    parts = None
+    for keep in ([True, False, False], [False, True, True]):
+        parts = rule.fold(parts, updates.where(torch.tensor(keep)), frame)
+    assert_close(rule.finish(parts, frame, {})[0], whole, 1e-6)
+
+
+def test_a_width_is_served_by_its_corner_and_its_figures_are_of_it():
+    run = fit(papers.heterofl(widths=WIDTHS, norm=batch(serving="post")), data=unlike(), rounds=1)
+    served = run.engine.plan.method.budget.serve(run.state.shared, 0.5)[0]
+    whole = {n: t[0] for n, t in run.state.shared.items()}
+    corner = narrowed(shapes(whole), 0.5)
+    assert shapes(served) == corner
+    assert_close(served, cut(whole, corner), 0)
+    numbers = [sum(prod(s) for s in narrowed(shapes(whole), w).values()) for w in (1.0, 0.25, 0.5, 1.0)]
+    assert run.figures.bytes_down == run.figures.bytes_up == 8 * sum(numbers)
+    with pytest.raises(HardyError, match=r"width.*0\.3.*0\.25, 0\.5, 1"):
+        run.engine.plan.method.budget.serve(run.state.shared, 0.3)
+
+
+def test_a_client_too_poor_for_any_width_is_refused():
+    with pytest.raises(HardyError, match=r"client 1 can train a width of 0\.25"):
+        fit(papers.heterofl(widths=(0.5, 1.0)), data=unlike(), model=net)

@@ -1,0 +1,285 @@
+"""Split-Mix: independent bases within budgets, mixed to any width and robustness."""
+
+import dataclasses
+from collections import Counter
+from functools import partial
+
+import pytest
+import torch
+
+import hardy
+from conftest import assert_close, everything, experiment, federation, fit, net
+from hardy import evaluation, papers
+from hardy.config import DataChoice
+from hardy.data.splits import Client
+from hardy.engines import EngineChoice
+from hardy.errors import HardyError
+from hardy.models.net import Mixture, Net
+from hardy.papers.fedbn import local
+from hardy.papers.fedrbn import propagated
+from hardy.papers.sfat import slack
+from hardy.papers.split_mix import queue
+from hardy.partition import Placement
+from hardy.parts.adversarial import adversarial, by_kind
+from hardy.parts.aggregation import chain
+from hardy.parts.budget import exponential, groups, log_normal, steps, with_capacity
+from hardy.parts.norm import batch, dual
+from hardy.parts.objective import cross_entropy
+from hardy.robustness.attacks import pgd
+from hardy.robustness.evaluate import Branches, Deployed
+from hardy.server import Cohort
+from hardy.tensors import gather, select
+
+ROWS = torch.arange(6)
+dat = partial(papers.split_mix_dat, attack=pgd(steps=2))
+
+
+def unlike(capacities=(1.0, 0.25, 0.5, 0.75), data=None):
+    data = data or federation()
+    clients = (dataclasses.replace(c, budget=own) for c, own in zip(data.clients, capacities, strict=True))
+    return dataclasses.replace(data, clients=tuple(clients))
+
+
+def bases(run, count):
+    plan = run.engine.plan
+    held = [gather(run.state.shared, b) for b in range(count)]
+    return [Net(plan.model, select(h, plan.trained), select(h, plan.kept)) for h in held]
+
+
+def test_one_base_of_width_one_is_fedavg():
+    assert_close(everything(fit(papers.fedavg())), everything(fit(papers.split_mix(width=1.0))), 0)
+
+
+def test_bases_start_apart_and_the_first_as_ever():
+    torch.manual_seed(3)
+    plain = papers.fedavg().bind(net, (1, 8, 8)).start
+    torch.manual_seed(3)
+    plan = papers.split_mix(width=0.25, rescale_init=False).bind(net, (1, 8, 8))
+    first = plan.first(Placement.SHARED, 4)
+    assert_close(plain, gather(first, 0), 0)
+    weight = first["conv1.weight"]
+    assert len({tuple(row.flatten().tolist()) for row in weight}) == 4
+
+
+def test_rescaled_first_values_have_the_variance_of_the_x1_network():
+    from hardy.models import digits_cnn
+
+    torch.manual_seed(0)
+    base, *_ = queue(width=0.25).networks(lambda: digits_cnn(width=0.25))
+    whole = digits_cnn()
+    for name, narrow in base.named_parameters():
+        if "conv" in name or "fc" in name:
+            wide = dict(whole.named_parameters())[name]
+            assert narrow.abs().max() <= wide.abs().max() * 1.05, name
+            if narrow.numel() > 500:
+                assert narrow.std().item() == pytest.approx(wide.std().item(), rel=0.1), name
+
+
+def test_the_queue_gives_every_base_to_every_client():
+    budget, clients = queue(width=0.25), unlike().clients
+    met, rounds = Counter(), 400
+    for round in range(rounds):
+        slots = budget.assign(round, range(4), clients, seed=1)
+        assert slots == budget.assign(round, range(4), clients, seed=1)
+        assert len(set(slots)) == len(slots) and Counter(s.client for s in slots) == {0: 4, 1: 1, 2: 2, 3: 3}
+        assert {s.base for s in slots} == set(range(4))  # the queue goes round once
+        met.update((s.client, s.base) for s in slots)
+    for (client, _), times in met.items():
+        assert times / rounds == pytest.approx((4, 1, 2, 3)[client] / 4, abs=0.08)
+    assert len(met) == 16
+
+
+def test_a_base_nobody_trained_keeps_its_value_and_the_others_are_averaged():
+    run = fit(papers.split_mix(width=0.25), data=unlike((0.25, 0.25, 0.25, 0.25)), rounds=1, cohort=Cohort(clients=2))
+    trained = {slot.base for slot in run.server.ask(0)[2]}
+    assert len(trained) == 2
+    for name, start in run.server.start().shared.items():
+        for base in range(4):
+            assert torch.equal(start[base].double(), run.state.shared[name][base]) == (base not in trained), name
+
+
+def test_engines_agree_and_a_resumed_run_takes_the_queue_up_where_it_was(tmp_path):
+    method, data = dat(width=0.25), unlike()
+    options = {"data": data, "cohort": Cohort(clients=3)}
+    one = fit(method, out=tmp_path / "whole", **options)
+    engine = EngineChoice(name="vectorised", device="cpu", precision="float64", lane=3)
+    assert_close(everything(one), everything(fit(method, engine=engine, **options)), 1e-9)
+    fit(method, out=tmp_path / "half", rounds=2, **options)
+    config = tmp_path / "half" / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 2", "rounds = 4"))
+    assert_close(
+        everything(one), everything(hardy.resume(config.parent, method=method, model=net, data=data, quiet=True)), 0
+    )
+
+
+def test_a_width_is_the_mean_of_its_first_bases_logits():
+    run = fit(papers.split_mix(width=0.25), data=unlike(), rounds=1)
+    x = torch.rand(5, 1, 8, 8, dtype=torch.float64)
+    logits = torch.stack([base(x) for base in bases(run, 2)])
+    torch.testing.assert_close(run.customise(width=0.5)(x), logits.mean(0))
+    torch.testing.assert_close(run.customise(width=0.7)(x), logits.mean(0))  # two bases fit into 0.7
+    y = run.engine.resident.y["test"]
+    right = run.customise(width=0.5)(run.engine.resident.images("test", torch.arange(len(y)))).argmax(1) == y
+    deployed = Deployed(run.engine, run.state, "test", Branches(), None, width=0.5)
+    for rows, mask in zip(deployed.rows, deployed.standing(), strict=True):
+        assert right[torch.from_numpy(rows)].tolist() == mask.tolist()
+
+
+def test_robustness_zero_and_one_are_the_pure_branches_and_between_layers_mix():
+    run = fit(dat(width=0.5), rounds=2)
+    x = torch.rand(5, 1, 8, 8, dtype=torch.float64)
+    mixed = Mixture(bases(run, 2))
+    for robustness, branch in ((0.0, "clean"), (1.0, "adversarial")):
+        torch.testing.assert_close(mixed(x, robustness=robustness), mixed(x, branch=branch), rtol=0, atol=1e-12)
+    layer = run.engine.plan.model.get_submodule("norm1")
+    held = {n.removeprefix("norm1."): t[0] for n, t in run.state.shared.items() if n.startswith("norm1.")}
+    from hardy.models.layers import calling
+
+    z, seen = torch.randn(3, 4, 2, 2, dtype=torch.float64), {}
+    for key, how in (("clean", {}), ("adversarial", {}), ("mix", {"robustness": torch.tensor(0.3)})):
+        with calling(branch="clean" if key == "mix" else key, statistics="running", key=None, **how):
+            seen[key] = torch.func.functional_call(layer, held, (z,))
+    torch.testing.assert_close(seen["mix"], 0.7 * seen["clean"] + 0.3 * seen["adversarial"])
+
+
+def test_the_mixture_is_attacked_as_a_whole():
+    """The attack is given the gradient of the deployed mixture, at its robustness."""
+    run = fit(dat(width=0.5), rounds=1)
+    attack = pgd(epsilon=0.1, steps=3)
+    deployed = Deployed(run.engine, run.state, "test", Branches(robustness=0.4), None)
+    found = deployed.attacked(attack, deployed.standing(), torch.tensor(5))
+    seen = []
+
+    class Spy(type(attack)):
+        def perturb(self, forward, x, y, key):
+            seen.append((forward, x))
+            return super().perturb(forward, x, y, key)
+
+    deployed.attacked(Spy(epsilon=0.1, steps=3), deployed.standing(), torch.tensor(5))
+    for forward, x in seen:
+        torch.testing.assert_close(forward(x), Mixture(bases(run, 2))(x, robustness=0.4))
+    table = evaluation.evaluate(run, "fgsm", robustness=0.4, width=0.5, checks=False, quiet=True)
+    assert table["provenance"]["settings"]["width"] == 0.5 and len(found) == 4
+
+
+@pytest.mark.parametrize("serving", ["batch", "post"])
+def test_norms_served_by_the_batch_and_measured_afterwards(serving):
+    run = fit(papers.split_mix(width=0.5, norm=batch(serving=serving)), rounds=1)
+    deployed = Deployed(run.engine, run.state, "test", Branches(), None)
+    standing = deployed.standing()
+    client = run.engine.data.clients[1]
+    x = run.engine.resident.images("test", torch.from_numpy(client.test))
+    y = run.engine.resident.y["test"][torch.from_numpy(client.test)]
+    if serving == "batch":
+        logits = torch.stack([n(x, statistics="batch") for n in bases(run, 2)]).mean(0)
+    else:
+        train = run.engine.resident.images("train", torch.from_numpy(client.train))
+        first = bases(run, 1)[0].model.get_submodule("conv1")
+        held = {n: t[0] for n, t in run.state.shared.items()}
+        seen = torch.func.functional_call(
+            first, {"weight": held["conv1.weight"], "bias": held["conv1.bias"]}, ((train - 0.5) / 0.5,)
+        )
+        torch.testing.assert_close(deployed.own[0]["norm1.clean.mean"][1], seen.mean((0, 2, 3)))
+        logits = deployed.network(deployed.common, [gather(own, 1) for own in deployed.own])(x)
+    assert (logits.argmax(1) == y).tolist() == standing[1].tolist()
+
+
+def test_served_by_the_batch_an_attack_faces_all_rows_and_the_red_flag_goes_up():
+    run = fit(papers.split_mix(width=0.5, norm=batch(serving="batch")), rounds=1)
+    deployed = Deployed(run.engine, run.state, "test", Branches(), None)
+    standing = deployed.standing()
+    left = deployed.attacked(pgd(epsilon=0.0, steps=1), standing, torch.tensor(0))
+    assert [m.tolist() for m in left] == [m.tolist() for m in standing]
+    found = evaluation.evaluate(run, "fgsm", quiet=True)
+    assert "batch_dependent" in {flag["name"] for flag in found["flags"]}
+
+
+def test_sorted_bases_are_served_best_first():
+    run = fit(papers.split_mix(width=0.25, sort=True), data=unlike(), rounds=2)
+    order = evaluation.order(run)
+    alone = [
+        evaluation.accuracies(run.engine, run.state, "validation", width=0.25, order=[base])["mean"] for base in order
+    ]
+    assert sorted(order) == [0, 1, 2, 3] and alone == sorted(alone, reverse=True)
+    x = torch.rand(3, 1, 8, 8, dtype=torch.float64)
+    torch.testing.assert_close(run.customise(width=0.25)(x), bases(run, 4)[order[0]](x))
+
+
+def test_capacities():
+    def dealt(capacity, clients=8):
+        client = Client(domain="", train=ROWS.numpy(), validation=ROWS.numpy(), test=ROWS.numpy())
+        made = dataclasses.replace(federation(), clients=(client,) * clients)
+        return [c.budget for c in with_capacity(made, capacity, seed=0).clients]
+
+    assert dealt(exponential(shuffled=False)) == [0.125, 0.125, 0.25, 0.25, 0.5, 0.5, 1.0, 1.0]
+    assert Counter(dealt(exponential())) == Counter(dealt(exponential(shuffled=False))) and dealt(
+        exponential()
+    ) != dealt(exponential(shuffled=False))
+    assert dealt(exponential(factor=4, levels=2, shuffled=False)) == [0.25] * 4 + [1.0] * 4
+    assert dealt(steps(step=0.25, shuffled=False))[::2] == [0.25, 0.5, 0.75, 1.0]
+    assert dealt(groups(widths=(1.0, 0.5), shuffled=False)) == [0.5] * 4 + [1.0] * 4
+    drawn = dealt(log_normal(), clients=400)
+    assert {w / 0.125 % 1 for w in drawn} == {0.0} and min(drawn) == 0.125 and max(drawn) == 1.0
+    assert sorted(drawn)[200] == pytest.approx(0.375, abs=0.01)  # the median, rounded down to a bin
+
+
+def test_fedrbn_and_sfat_inside_split_mix():
+    """BN propagation base by base, and slack base by base: two lines of TOML each."""
+    data = federation()
+    kinds = tuple(dataclasses.replace(c, kind=k) for c, k in zip(data.clients, ("AT", "ST", "AT", "ST"), strict=True))
+    data = unlike(data=dataclasses.replace(data, clients=kinds))
+    norm = dual(clean=local(statistics=Placement.REPORTED), adversarial=propagated(), dual_affine=True)
+    objective = by_kind(AT=adversarial(attack=pgd(steps=2), branch="adversarial"), ST=cross_entropy())
+    run = fit(
+        papers.split_mix(width=0.5).replace(norm=norm, objective=objective), data=unlike((1.0, 0.5, 1.0, 0.5), data)
+    )
+    given = run.state.reported["norm1.adversarial.mean"]
+    for base in range(2):
+        lo, hi = given[[0, 2], base].amin(0), given[[0, 2], base].amax(0)
+        assert ((given[1, base] >= lo - 1e-9) & (given[1, base] <= hi + 1e-9)).all()  # a mixture of the AT clients'
+        assert given[1, base].abs().sum() > 0
+    assert not torch.equal(given[1, 0], given[1, 1])
+    slacked = papers.split_mix(width=0.5).replace(aggregator=chain(stages=(slack(alpha=1 / 6),)))
+    assert not torch.equal(
+        fit(slacked).state.shared["fc.weight"], fit(papers.split_mix(width=0.5)).state.shared["fc.weight"]
+    )
+    text = """
+    [method]
+    name = "split_mix"
+    width = 0.25
+    norm = { name = "dual", clean = { name = "local", statistics = "reported" }, adversarial = { name = "propagated" } }
+    aggregator = { name = "chain", stages = [{ name = "slack" }] }
+    """
+    made = hardy.config.method(hardy.config.parse(text))
+    assert made.norm.adversarial == propagated() and made.budget == queue(width=0.25)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            lambda: fit(papers.split_mix(width=0.25), data=unlike((0.2, 1, 1, 1))),
+            r"client 0 can train .* 0\.2, below .* 0\.25",
+        ),
+        (lambda: papers.split_mix(width=0.0), r"width \(r\) of the bases is 0\.0"),
+        (lambda: fit(papers.split_mix(width=0.5)).customise(width=0.2), r"width 0\.2 .* \[0\.5, 1\]"),
+        (lambda: fit(papers.split_mix(width=0.5)).customise(width=1.5), r"width 1\.5 .* \[0\.5, 1\]"),
+        (lambda: fit(papers.fedavg()).customise(width=0.5), r"width 0\.5 .* one network"),
+        (lambda: fit(dat(width=0.5), rounds=1).customise(robustness=1.2), r"robustness is 1\.2.*\[0, 1\]"),
+        (lambda: fit(papers.split_mix(width=0.5)).customise(robustness=0.5), r"robustness 0\.5 .*norm dual"),
+        (lambda: fit(papers.fedbn()).customise(), r"client"),
+        (lambda: exponential(factor=1.0), r"factor > 1"),
+        (lambda: dual(clean=batch(serving="batch")), r"serving = 'batch'"),
+        (
+            lambda: hardy.fit(experiment(method={"name": "split_mix", "width": 0.5}), quiet=True),
+            r"model\.width is 1\.0",
+        ),
+        (
+            lambda: hardy.fit(experiment(data=DataChoice(capacity={"name": "groups", "widths": [2.0]})), quiet=True),
+            r"capacity widths",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(wrong, message):
+    with pytest.raises(HardyError, match=message):
+        wrong()
