@@ -31,6 +31,16 @@ from hardy.robustness.threats import parse
 CUDA = torch.cuda.is_available()
 
 
+def provenance() -> dict[str, str]:
+    """What a figure was measured with."""
+    return {
+        "device": torch.cuda.get_device_name() if CUDA else f"cpu, {torch.get_num_threads()} threads",
+        "torch": torch.__version__,
+        "hardy": hardy.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
 def federation(clients: int, rows: int, shape=(3, 28, 28), tested: int = 1) -> Federation:
     """Random images; every client holds `rows` of them and is tested on `tested`."""
     rng = np.random.default_rng(0)
@@ -156,13 +166,7 @@ def empty() -> None:
 
 
 def main(out: Path) -> None:
-    device = torch.cuda.get_device_name() if CUDA else f"cpu, {torch.get_num_threads()} threads"
-    result = {
-        "device": device,
-        "torch": torch.__version__,
-        "hardy": hardy.__version__,
-        "date": time.strftime("%Y-%m-%d"),
-    }
+    result = provenance()
     repeats = 20 if CUDA else 3
     result["largest_difference_of_engines"] = disagreement()
     print(result, flush=True)

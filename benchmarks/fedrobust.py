@@ -16,9 +16,8 @@ import time
 from pathlib import Path
 
 import torch
-from engines import CUDA, federation, prepare, train_only, work_of
 
-import hardy
+from engines import CUDA, federation, prepare, provenance, train_only, work_of
 from hardy import papers, tensors
 from hardy.client import Training
 from hardy.errors import HardyError
@@ -102,13 +101,7 @@ def structures(shape, batch: int, repeats: int) -> dict[str, dict[str, float | s
 
 
 def main(out: Path, smoke: bool) -> None:
-    device = torch.cuda.get_device_name() if CUDA else f"cpu, {torch.get_num_threads()} threads"
-    result = {
-        "device": device,
-        "torch": torch.__version__,
-        "hardy": hardy.__version__,
-        "date": time.strftime("%Y-%m-%d"),
-    }
+    result = provenance()
     repeats = 1 if smoke else 30 if CUDA else 7
     clients, batch = (2, 4) if smoke else (10, 50)
     data = federation(clients, 500, (3, 32, 32))

@@ -180,7 +180,7 @@ def main() -> None:
             later = [line["seconds"] for line in lines[1:]]
             result["rounds"][f"{name}, {nodes} nodes"] = {"median": statistics.median(later), "lines": lines}
             print(name, nodes, [round(line["seconds"], 1) for line in lines], lines[-1]["bytes"], file=sys.stderr)
-    options.out.write_text(json.dumps(result, indent=1))
+            options.out.write_text(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

@@ -23,9 +23,11 @@ def run_row(experiment: Path, data: str | None, row: tuple[str, list[str]]) -> t
         chosen = hardy.read(str(experiment), overrides)
         with TemporaryDirectory() as folder:
             run = hardy.fit(chosen, out=Path(folder) / "run", data_folder=data, quiet=True)
+            table = run.folder / "settings.json"
+            settings = json.loads(table.read_text())["settings"] if table.exists() else None
             lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
         curve = [(n["round"], round(n["standard_accuracy"]["mean"], 4)) for n in lines if n.get("standard_accuracy")]
-        return name, {"overrides": overrides, "curve": curve, **run.summary()}
+        return name, {"overrides": overrides, "curve": curve, "settings": settings, **run.summary()}
     except Exception as error:  # a row that fails must not take the others with it
         return name, {"overrides": overrides, "error": f"{type(error).__name__}: {error}"}
 

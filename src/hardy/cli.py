@@ -23,7 +23,6 @@ from hardy.report.tensorboard import require_tensorboard, write_tensorboard
 from hardy.robustness.threats import PRESETS
 from hardy.state import write_atomic
 
-
 _LEVELS = (0.0, 0.2, 0.5, 0.8, 1.0)
 """robustness in a table of settings, as in Split-Mix's Fig. 7"""
 

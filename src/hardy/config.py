@@ -69,6 +69,8 @@ class EvaluationChoice:
     """statistics the attacks climb on"""
     predict_branch: str = "clean"
     """statistics images are judged with, attacked or not"""
+    robustness: tuple[float, ...] = ()
+    """levels λ at which every width of the finished run is measured, under the threats too; needs a dual norm"""
     diagnose: bool = False
     """at every evaluation also record what the objective can say of its convergence (FedRobust: primal gap, ‖∇Φ‖,
     conditions on the step sizes); takes about as long as 25 local steps"""
@@ -80,6 +82,9 @@ class EvaluationChoice:
             raise HardyError(f"evaluation.every is {self.every}; it must be 1 or more.")
         for threat in self.threats:
             parse_threat(threat)
+        for level in self.robustness:
+            if not 0 <= level <= 1:
+                raise HardyError(f"evaluation.robustness holds {level}; each level must be in [0, 1].")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hardy import tensors
-from hardy.messages import Slot
 from hardy.models.count import macs
 from hardy.parts.objective import Objective
 
@@ -34,32 +33,26 @@ def macs_of_a_round(run: "Run", round: int) -> dict[int, int]:
     return spent
 
 
-def by_client(run: "Run") -> list[dict[str, Any]]:
-    """What a round cost each client on average, and the share of all parameters that it ever trained (Split-Mix,
-    Fig. 5 and 6)."""
-    plan, clients = run.engine.plan, run.engine.data.clients
-    trained = {n: t for n, t in tensors.shapes(plan.start).items() if plan.tags[n].trained}
-    total = plan.method.budget.bases * sum(map(prod, trained.values()))
+def training(run: "Run") -> dict[str, Any]:
+    """What a round cost each client on average, and the share of all parameters that a domain's clients ever trained
+    (Split-Mix, Fig. 5 and 6)."""
+    plan, clients, rounds = run.engine.plan, run.engine.data.clients, run.state.round
+    whole = {n: shape for n, shape in tensors.shapes(plan.start).items() if plan.tags[n].trained}
+    held = [sum(map(prod, plan.objective(client, 0).corner(whole).values())) for client in clients]
+    total = plan.method.budget.bases * sum(map(prod, whole.values()))
     spent, sent = np.zeros(len(clients)), np.zeros(len(clients))
-    met: list[set[Slot]] = [set() for _ in clients]
-
-    def held(client: int) -> int:
-        return sum(map(prod, plan.objective(clients[client], 0).corner(trained).values()))
-
-    each = [held(client) for client in range(len(clients))]
-    for round in range(run.state.round):
+    met: dict[str, dict[int, int]] = {client.domain: {} for client in clients}
+    for round in range(rounds):
         for slot in run.server.ask(round)[2]:
-            sent[slot.client] += each[slot.client]
-            met[slot.client].add(slot)
-        for client, macs in macs_of_a_round(run, round).items():
-            spent[client] += macs
-    rounds = max(1, run.state.round)
-    return [
-        {
-            "capacity": client.budget,
-            "macs": spent[number] / rounds,
-            "parameters": sent[number] / rounds,
-            "trained": len(met[number]) * each[number] / total,
-        }
-        for number, client in enumerate(clients)
-    ]
+            sent[slot.client] += held[slot.client]
+            own = met[clients[slot.client].domain]
+            own[slot.base] = max(own.get(slot.base, 0), held[slot.client])
+        for number, work in macs_of_a_round(run, round).items():
+            spent[number] += work
+    return {
+        "clients": [
+            {"capacity": client.budget, "macs": spent[at] / rounds, "parameters": sent[at] / rounds}
+            for at, client in enumerate(clients)
+        ],
+        "trained": {domain: sum(own.values()) / total for domain, own in met.items()},
+    }

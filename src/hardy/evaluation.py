@@ -86,7 +86,8 @@ def evaluate(
         _illustrate(run, deployed, chosen)
         if chosen:
             projections.write(run.folder, threat=chosen[0].name, domains=_represent(run, deployed, chosen[0]))
-        if part == "test" and limit is None and not customised:  # figures that stand beside others must be of all test rows
+        # figures that stand beside others must be of all test rows, and of the network as it is
+        if part == "test" and limit is None and not customised:
             _publish(run.folder, result)
     return result
 
@@ -118,7 +119,8 @@ def settings(
     Widths not given are 1, 2, 4, ... bases; robustness not given is the experiment's branch alone.
     """
     budget, rows = run.engine.plan.method.budget, []
-    known = [width for count, width in enumerate(budget.widths, 1) if count & (count - 1) == 0 or width == budget.widths[-1]]
+    widest = budget.widths[-1]
+    known = [width for count, width in enumerate(budget.widths, 1) if count.bit_count() == 1 or width == widest]
     bare = dataclasses.replace(run, folder=None)
     for width in widths or (known if budget.bases > 1 else budget.widths):
         for level in robustness or (None,):
@@ -129,7 +131,7 @@ def settings(
             standard = {key: found["standard_accuracy"][key] for key in kept}
             rows.append({**predictor.costs(), "standard_accuracy": standard, "robust_accuracy": robust})
     if run.folder is not None:
-        found = {"round": run.state.round, "settings": rows, "clients": costs.by_client(run)}
+        found = {"round": run.state.round, "settings": rows, **costs.training(run)}
         write_atomic(run.folder / "settings.json", json.dumps(found).encode())
         with disk("report.html"):
             write_report(run.folder)

@@ -32,7 +32,7 @@ from hardy.predictor import Predictor
 from hardy.progress import Progress
 from hardy.registry import find
 from hardy.report.html import write_report
-from hardy.robustness.evaluate import Part, accuracies, averages
+from hardy.robustness.evaluate import Part, accuracies, averages, refuse_robustness
 from hardy.robustness.threats import Threat
 from hardy.server import Server
 from hardy.state import Checkpoint, ServerState, disk, load_checkpoint, save_checkpoint, to, versions, write_atomic
@@ -237,6 +237,8 @@ def prepare(
     for branch in (experiment.evaluation.attack_branch, experiment.evaluation.predict_branch):
         if (known := plan.method.norm.branches) is not None and branch not in known:
             raise unknown("branch in evaluation", branch, known)
+    for level in experiment.evaluation.robustness:
+        refuse_robustness(level, plan.method.norm)
     if network is not None:
         engine = network(plan, data)
     else:
@@ -272,9 +274,7 @@ def bind(experiment: Experiment, data: Federation, method: Method | None = None,
             raise HardyError(f"model {experiment.model!r} cannot be built for images {data.shape}: {error}") from error
 
 
-def federation(
-    experiment: Experiment, dataset: Dataset | None = None, folder: Path | str | None = None
-) -> Federation:
+def federation(experiment: Experiment, dataset: Dataset | None = None, folder: Path | str | None = None) -> Federation:
     """Who holds which rows of the experiment's data, or of a data set given."""
     choice = experiment.data
     if dataset is None:
@@ -391,13 +391,27 @@ def _rounds(run: Run, *, quiet: bool) -> Run:
     if folder is not None:
         write_atomic(folder / "summary.json", json.dumps(run.summary(), indent=2).encode())
         projections.write(folder, norms=projections.norms(run))
-        if len(run.engine.plan.method.budget.widths) > 1:
-            evaluation.settings(run)
+        levels, threats = experiment.evaluation.robustness, experiment.evaluation.threats
+        if (len(run.engine.plan.method.budget.widths) > 1 or levels) and not run.engine.remote:
+            evaluation.settings(run, robustness=levels, threats=threats if levels else (), quiet=quiet)
         with disk("report.html"):
             write_report(folder)
-    if experiment.evaluation.threats and not run.robust:
+    if experiment.evaluation.threats and not run.robust and isinstance(run.engine, Flower):
+        _ask_robustness(run, run.engine)
+    elif experiment.evaluation.threats and not run.robust:
         run.robust = evaluation.evaluate(run, experiment.evaluation.threats, quiet=quiet)["robust_accuracy"]
     return run
+
+
+def _ask_robustness(run: Run, engine: Flower) -> None:
+    """Accuracy under the experiment's threats, measured by the nodes on their own rows."""
+    choice = run.experiment.evaluation
+    found = engine.accuracies(run.state, choice.predict_branch, choice.threats)[2:]
+    run.robust = {t: averages(v, engine.data.clients) for t, v in zip(choice.threats, found, strict=True)}
+    if run.folder is not None:
+        write_atomic(run.folder / "summary.json", json.dumps(run.summary(), indent=2).encode())
+        with disk("report.html"):
+            write_report(run.folder)
 
 
 def _evaluate(run: Run, line: dict[str, Any]) -> None:

@@ -57,7 +57,7 @@ class Method:
             )
         if self.norm.serving == "batch" and self.norm.keeps is FederatedStatistics:
             raise HardyError(
-                f"norm {_name(self.norm)!r} normalises by what the server sent; serving 'batch' must be running or post."
+                f"norm {_name(self.norm)!r} normalises by what the server sent; serving must be running or post."
             )
         nets = self.budget.networks(lambda: model(self.norm.layer))
         net, tag = nets[0], tags(nets[0])

@@ -10,6 +10,8 @@ import torch
 import hardy
 from conftest import SHAPE, assert_close, everything, experiment, federation, fit, net
 from hardy import papers
+from hardy.client import Training
+from hardy.config import EvaluationChoice
 from hardy.engines import EngineChoice, Network
 from hardy.errors import HardyError
 from hardy.flower import wire
@@ -90,7 +92,8 @@ def nodes_own(grid, run):
 
 
 def test_every_method_is_the_same_on_every_engine(method):
-    options = {"cohort": Cohort(fraction=0.75), "faults": Faults(dropped=0.1, crashed=0.1, late=0.1), "rounds": 3}
+    options = {"cohort": Cohort(fraction=0.75), "faults": Faults(dropped=0.1, crashed=0.1, late=0.1), "rounds": 2}
+    options["training"] = Training(rate=0.1, momentum=0.5, weight_decay=1e-3, batch=4)
     if method.pooled:
         with pytest.raises(HardyError, match="over a network nobody holds them"):
             run_over(grid_of(method), method, **options)
@@ -267,10 +270,19 @@ def test_a_number_is_claimed_once(caplog):
     assert "node 104 is refused: node 100 is client 0 already" in caplog.text
 
 
+def test_nodes_measure_their_own_robustness():
+    method, data = papers.fedbn(), federation()
+    run = fit(method, data=data, rounds=2)
+    near = hardy.evaluate(run, "fgsm", checks=False, quiet=True)["robust_accuracy"]["fgsm"]
+    far = run_over(grid_of(method, data), method, rounds=2, evaluation=EvaluationChoice(threats=("fgsm",)))
+    assert far.robust["fgsm"] == {key: near[key] for key in far.robust["fgsm"]}
+
+
 def test_a_trial_reads_the_experiment_alone(tmp_path):
     """Nothing from Python: nodes take their client's rows of the experiment's own data."""
     asked = hardy.config.parse(
-        'rounds = 1\nmethod = "fedrbn"\n[data]\nclients = 1\nlimit = 40\nadversarial = ["mail"]\n'
+        'rounds = 1\nmethod = "fedrbn"\n[data]\nclients = 1\nlimit = 40\n'
+        'source = { name = "mini_digits", domains = ["mail", "pen"] }\nadversarial = ["mail"]\n'
         '[training]\nsteps = 2\nbatch = 8\n[engine]\ndevice = "cpu"\nprecision = "float64"\n'
         "[network]\ndeadline = 60.0\n"
     )
@@ -284,7 +296,7 @@ def test_a_trial_reads_the_experiment_alone(tmp_path):
     assert near.figures.latest == far.figures.latest
     line = (tmp_path / "run" / "metrics.jsonl").read_text()
     assert '"wire": {"0": {"down": ' in line
-    assert (tmp_path / "run" / "report.html").exists()
+    assert "on the wire: client" in (tmp_path / "run" / "report.html").read_text()
 
 
 def wider(norm):
@@ -327,3 +339,34 @@ def test_pieces_that_fit_nothing_are_refused():
     sent = {"w": torch.zeros(4)}
     for came in ({}, {"w:value": np.ones(2)}, {"w:value": np.ones(2), "w:index": np.array([0, 9])}, {"w:index": "x"}):
         assert "w" not in wire.expand(top_k(), came, sent, ["w"])
+
+
+def test_nodes_bring_their_own_data(tmp_path):
+    rng = np.random.default_rng(0)
+    grid = Grid([client_app(), client_app()])
+    for number, context in enumerate(grid.contexts.values()):
+        sizes = {"train": 20 + number, "test": 6}
+        arrays = {f"x_{part}": rng.integers(0, 256, (n, 8, 8), dtype=np.uint8) for part, n in sizes.items()}
+        labels = {f"y_{part}": rng.integers(0, 3, n) for part, n in sizes.items()}
+        np.savez(tmp_path / f"{number}.npz", **arrays, **labels)
+        context.node_config |= {
+            "data": str(tmp_path / f"{number}.npz"),
+            "classes": 3,
+            "domain": f"ward-{number}",
+            "kind": "AT" if number else "ST",
+        }
+    asked = hardy.config.parse(
+        'rounds = 1\nmethod = "fedrbn"\n[network]\nclients = 2\n[training]\nsteps = 1\nbatch = 8'
+    )
+    run = serve(asked, grid, tmp_path / "run", quiet=True)
+    assert [(c.domain, c.kind, len(c.train)) for c in run.engine.data.clients] == [
+        ("ward-0", "ST", 18),
+        ("ward-1", "AT", 19),
+    ]
+    assert run.figures.latest["by_domain"].keys() == {"ward-0", "ward-1"}
+    assert '"labels"' not in (tmp_path / "run" / "clients.json").read_text()
+    with pytest.raises(HardyError, match=r"kept their .* at home"):
+        hardy.load(tmp_path / "run", data=federation(sizes=(18, 19)))
+    grid.contexts[100].node_config["colour"] = "red"
+    with pytest.raises(HardyError, match="'colour' is unknown"):
+        serve(asked, grid, None, quiet=True)

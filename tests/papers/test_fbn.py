@@ -109,7 +109,7 @@ def test_several_steps_pool_all_batches_of_the_round():
 @pytest.mark.parametrize("name", ["mean", "coordinate_median", "trimmed_mean", "krum"])
 def test_variances_stay_positive_whatever_a_client_sends(name, spread):
     rule = PARTS["aggregator"][name](**({"f": 1} if name in ("trimmed_mean", "krum") else {}))
-    method = hardy.papers.fbn(aggregator=rule, norm=federated(spread=spread))
+    method = hardy.papers.fbn(aggregator=rule).replace(norm=federated(spread=spread))
     plan = method.bind(net, (3, 8, 8))
     shared = {n: t[None].clone() for n, t in plan.start.items() if not n.startswith("m.")}
     frame = Frame(shared=shared, roles=plan.roles, bases=1, clients=7)

@@ -1,6 +1,7 @@
 """Split-Mix: independent bases within budgets, mixed to any width and robustness."""
 
 import dataclasses
+import json
 from collections import Counter
 from functools import partial
 
@@ -70,7 +71,6 @@ def test_rescaled_first_values_have_the_variance_of_the_x1_network():
     for name, narrow in base.named_parameters():
         if "conv" in name or "fc" in name:
             wide = dict(whole.named_parameters())[name]
-            assert narrow.abs().max() <= wide.abs().max() * 1.05, name
             if narrow.numel() > 500:
                 assert narrow.std().item() == pytest.approx(wide.std().item(), rel=0.1), name
 
@@ -163,8 +163,10 @@ def test_the_mixture_is_attacked_as_a_whole():
 
 
 @pytest.mark.parametrize("serving", ["batch", "post"])
-def test_norms_served_by_the_batch_and_measured_afterwards(serving):
-    run = fit(papers.split_mix(width=0.5, norm=batch(serving=serving)), rounds=1)
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_norms_served_by_the_batch_and_measured_afterwards(serving, engine):
+    chosen = EngineChoice(name=engine, device="cpu", precision="float64")
+    run = fit(papers.split_mix(width=0.5, norm=batch(serving=serving)), rounds=1, engine=chosen)
     deployed = Deployed(run.engine, run.state, "test", Branches(), None)
     standing = deployed.standing()
     client = run.engine.data.clients[1]
@@ -283,3 +285,46 @@ def test_fedrbn_and_sfat_inside_split_mix():
 def test_what_cannot_work_is_refused(wrong, message):
     with pytest.raises(HardyError, match=message):
         wrong()
+
+
+def test_a_run_folder_tells_of_widths_and_costs(tmp_path):
+    """Split-Mix trains everything in every domain; HeteroFL only what the domain's richest client holds."""
+    data = unlike((0.25, 0.5, 0.25, 0.5))
+    run = fit(dat(width=0.25), data=data, out=tmp_path / "mix", rounds=6)
+    table = evaluation.settings(run, robustness=(0.0, 1.0), threats="fgsm")
+    assert [(row["width"], row["robustness"]) for row in table[:3]] == [(0.25, 0.0), (0.25, 1.0), (0.5, 0.0)]
+    found = json.loads((tmp_path / "mix" / "settings.json").read_text())
+    assert found["trained"] == {"even": 1.0, "odd": 1.0}
+    one, two = (found["clients"][n] for n in (0, 1))
+    assert (
+        two["parameters"]
+        == 2 * one["parameters"]
+        == 2 * sum(t[0].numel() for n, t in run.state.shared.items() if run.engine.plan.tags[n].trained)
+    )
+    page = (tmp_path / "mix" / "report.html").read_text()
+    for title in (
+        "Width and robustness",
+        "Accuracy under fgsm against standard",
+        "Share of all parameters",
+        "over time",
+    ):
+        assert title in page
+    slim = fit(papers.heterofl(widths=(0.25, 0.5, 1.0)), data=data, out=tmp_path / "slim", rounds=2)
+    trained = json.loads((slim.folder / "settings.json").read_text())["trained"]
+    assert 0 < trained["even"] < trained["odd"] < 1
+
+
+def test_oat_serves_a_level_by_its_branch_and_its_code():
+    run = fit(papers.oat(attack=pgd(steps=1), code=8), rounds=2)
+    served, x = run.customise(robustness=0.0), torch.rand(4, 1, 8, 8, dtype=torch.float64)
+    plain = bases(run, 1)[0]
+    torch.testing.assert_close(served(x), plain(x, branch="clean"))
+    torch.testing.assert_close(served.customise(robustness=1.0)(x), plain(x, branch="adversarial"))
+    near, level = served.customise(robustness=0.4)(x), served.customise(robustness=0.3)(x)
+    assert not torch.allclose(near, level)
+    each = plain(x, branch="adversarial", robustness=torch.tensor([0.4, 0.3, 0.3, 1.0]))
+    torch.testing.assert_close(each[:2], torch.stack([near[0], level[1]]))
+    layer = run.engine.plan.model.get_submodule("norm1")
+    codes = layer._encode(torch.tensor([0.0, 0.25, 0.2, 0.3], dtype=torch.float64))
+    torch.testing.assert_close(codes[1], (codes[2] + codes[3]) / 2)
+    torch.testing.assert_close(codes @ codes.T, codes @ codes.T * (codes @ codes.T > 1e-6))  # levels are orthogonal

@@ -144,11 +144,14 @@ class Roll:
             _LOG.info("client %d is node %s: %s, %d examples", profile.client, node, profile.domain, profile.train)
             self.nodes[profile.client], self.profiles[profile.client] = node, profile
 
-    def wait(self, patience: float) -> None:
-        """Until every client has registered once."""
-        end = time.monotonic() + patience
-        while self.refresh() is not None and len(self.profiles) < self.clients:
-            if time.monotonic() > end:
+    def wait(self, patience: float, grace: float) -> None:
+        """Until every client is there; those that registered before are waited for only so long."""
+        began = time.monotonic()
+        while len(self.refresh()) < self.clients:
+            waited = time.monotonic() - began
+            if len(self.profiles) == self.clients and self.nodes and waited > grace:
+                return
+            if waited > patience:
                 missing = sorted(set(range(self.clients)) - self.profiles.keys())
                 raise HardyError(
                     f"clients {missing} did not register within {patience:g} s (network.patience). Start their nodes, "
@@ -262,18 +265,19 @@ class Flower(Engine):
             loss=said.get("loss"),
         )
 
-    def accuracies(self, state: ServerState, branch: str) -> list[list[float | None]]:
-        """The share of validation and of test rows that each client classifies rightly, as the nodes say."""
-        shared = wire.pack(state.shared)
-        found: list[list[float | None]] = [[None] * len(self.data.clients) for _ in range(2)]
+    def accuracies(self, state: ServerState, branch: str, threats: Sequence[str] = ()) -> list[list[float | None]]:
+        """The share of validation and of test rows that each client classifies rightly, and of test rows under each
+        threat, as the nodes say."""
+        shared, asked = wire.pack(state.shared), {"threats": list(threats)} if threats else {}
+        found: list[list[float | None]] = [[None] * len(self.data.clients) for _ in range(2 + len(threats))]
 
         def content(client: int) -> Any:
             own = {"reported": wire.pack(tensors.gather(state.reported, client))} if state.reported else {}
-            return self._message({"shared": shared, **own}, client, round=state.round, branch=branch)
+            return self._message({"shared": shared, **own}, client, round=state.round, branch=branch, **asked)
 
-        for client, came in self._ask("evaluate", state.round, range(len(self.data.clients)), content):
+        for client, came in self._ask("evaluate", state.round - 1, range(len(self.data.clients)), content):
             said = {} if isinstance(came, str) else wire.figures(came, "accuracy")
-            for place, part in enumerate(("validation", "test")):
+            for place, part in enumerate(("validation", "test", *threats)):
                 value = said.get(part)
                 if isinstance(value, float) and 0 <= value <= 1:
                     found[place][client] = value
@@ -339,6 +343,7 @@ class Flower(Engine):
                 )
             _LOG.warning("round %s: %d replies of the %d needed; asking again", round + 1, heard, least)
             time.sleep(_PAUSE)
+        _LOG.info("round %d, %s: %d of %d clients answered", round + 1, kind, heard, len(clients))
         yield from ((client, lost[client]) for client in waiting)
 
     def _count(self, client: int, way: str, letter: Any) -> None:

@@ -128,7 +128,7 @@ def serve(
         known = json.loads(record.read_text("utf-8"))
         token, profiles = known["token"], [Profile.read(json.dumps(p), clients) for p in known["clients"]]
         roll.profiles = {profile.client: profile for profile in profiles}
-    roll.wait(asked.network.patience)
+    roll.wait(asked.network.patience, grace=min(asked.network.deadline, 60.0))
     data = roll.ledger()
 
     def connect(plan: Plan, data: Federation) -> Engine:

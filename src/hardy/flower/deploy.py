@@ -130,6 +130,7 @@ def app(folder: Path, experiment: Experiment, *, superlink: str, authority: Path
         "project": {
             "name": "hardy-app",
             "version": "1.0.0",
+            "description": "An experiment of Hardy over Flower.",
             "license": "Apache-2.0",
             "dependencies": ["hardy-fl[flower]"],
         },

@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
-from hardy import config, experiment, tensors
+from hardy import config, evaluation, experiment, tensors
 from hardy.config import Experiment
 from hardy.data import readers, sources
 from hardy.data.splits import Client, Federation, blocks, federate
@@ -29,6 +29,7 @@ from hardy.messages import Slot, Work
 from hardy.method import Method, Model
 from hardy.partition import Placement
 from hardy.robustness.evaluate import accuracies
+from hardy.server import Server
 from hardy.state import ServerState, write_atomic
 from hardy.tensors import Tensors
 
@@ -55,13 +56,15 @@ class Node:
         if "client" not in own:
             raise HardyError("the node's configuration names no client; add client=0 (or 1, 2, ...) to --node-config.")
         chosen = config.parse(text, where="the server's experiment", check=given.method is None)
-        self.number, self.folder, self.compression = int(own["client"]), own.get("state"), chosen.network.compression
+        self.chosen, self.number, self.folder = chosen, int(own["client"]), own.get("state")
         data = _data(chosen, own, given)
         if "threads" in own:
             torch.set_num_threads(int(own["threads"]))
         device = replace(chosen.engine, device=str(own.get("device", chosen.engine.device))).find_device()
+        plan = experiment.bind(chosen, data, given.method, given.model)
+        self.server = Server(plan=plan, clients=data.clients, seed=chosen.seed)
         self.engine = Sequential(
-            experiment.bind(chosen, data, given.method, given.model),
+            plan,
             Resident(data, device, chosen.engine.precision),
             chosen.training,
             seed=chosen.seed,
@@ -103,10 +106,10 @@ class Node:
             )
             (updates,) = engine.train(work)
             sent = tensors.gather(updates.shared, 0)
-            if self.compression is not None:
+            if (rule := self.chosen.network.compression) is not None:
                 mark = f"lost:{base}:"
                 earlier = {n.removeprefix(mark): t for n, t in lost.items() if n.startswith(mark)}
-                sent, left = wire.squeeze(self.compression, sent, shared[at], earlier, squeezed(engine.plan))
+                sent, left = wire.squeeze(rule, sent, shared[at], earlier, squeezed(engine.plan))
                 lost |= {mark + name: value for name, value in left.items()}
             records[f"shared/{base}"] = wire.pack(sent)
             records[f"reported/{base}"] = wire.pack(tensors.gather(updates.reported, 0))
@@ -137,6 +140,16 @@ class Node:
         for part in ("validation", "test"):
             (value,) = accuracies(self.engine, state, part, str(asked["branch"]))["by_client"]
             said |= {} if value is None else {part: value}
+        if threats := [str(threat) for threat in asked.get("threats", ())]:
+            alone = experiment.Run(
+                experiment=self.chosen,
+                server=self.server,
+                engine=self.engine,
+                state=state,
+                figures=experiment.Figures(),
+            )
+            under = evaluation.evaluate(alone, threats, checks=False, quiet=True)["robust_accuracy"]
+            said |= {name: found["mean"] for name, found in under.items() if found["mean"] is not None}
         return RecordDict({"accuracy": MetricRecord(said)})
 
     def _own(self, held: Tensors) -> Tensors:

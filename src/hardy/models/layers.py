@@ -1,6 +1,6 @@
 """Layers whose behaviour is an argument of the call, never a flag left on a module.
 
-`calling(branch=..., statistics=..., key=..., robustness=...)` sets the arguments for the forward passes inside it. Statistics are
+`calling(branch=..., statistics=..., key=...)` sets the arguments for the forward passes inside it. Statistics are
 replaced by assignment, so a forward never writes into a tensor it was given: under `torch.func.functional_call` the
 new ones are read back from the state that was passed in.
 """
@@ -43,7 +43,7 @@ def calling(
     *, branch: str, statistics: UseStatistics, key: Tensor | None, robustness: float | Tensor | None = None
 ) -> Iterator[None]:
     """Sets branch, statistics (batch: normalise by the batch and move the running ones; running: leave them), the key
-    of dropout (None: no dropout) and robustness (λ; None: the branch alone; else the mix of branches at every layer)."""
+    of dropout (None: no dropout) and robustness λ (None: the branch alone; else a mix of branches at every layer)."""
     token = _current.set(Call(branch, _forced.get() or statistics, key, robustness))
     try:
         yield
@@ -134,7 +134,8 @@ def _line(mean: Tensor, var: Tensor, affine: Affine, eps: float) -> tuple[Tensor
 
 
 def _along(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    shape = -1, *[1] * (x.dim() - 2)
+    """x · scale + shift, a number a channel, [C], or for each image, [N, C]."""
+    shape = *scale.shape, *[1] * (x.dim() - 2)
     return torch.addcmul(shift.view(shape), x, scale.view(shape))
 
 
@@ -176,7 +177,10 @@ class BatchNorm(Affine):
         return kept, kept if self.dual_affine else self
 
     def _mixed(self, x: Tensor, robustness: float | Tensor) -> Tensor:
-        """(1 − λ) of the clean branch's output and λ of the adversarial one's: two lines mix to a line."""
+        """(1 − λ) of the clean branch's output and λ of the adversarial one's: two lines mix to a line. λ is a number,
+        or one an image."""
+        if isinstance(robustness, Tensor) and robustness.dim():
+            robustness = robustness[:, None]
         lines = []
         for name in ("clean", "adversarial"):
             kept, affine = self._branch(name)

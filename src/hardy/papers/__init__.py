@@ -13,6 +13,7 @@ from hardy.papers.fedrbn import fedrbn
 from hardy.papers.fedrobust import fedrobust
 from hardy.papers.fixbn import fixbn
 from hardy.papers.heterofl import heterofl, sheterofl
+from hardy.papers.oat import oat
 from hardy.papers.per_fedavg import per_fedavg
 from hardy.papers.scaffold import scaffold
 from hardy.papers.sfat import sfat, sfat_prox, sfat_scaffold
@@ -41,6 +42,7 @@ __all__ = [
     "fixbn",
     "heterofl",
     "local_only",
+    "oat",
     "per_fedavg",
     "scaffold",
     "sfat",

@@ -28,7 +28,7 @@ from hardy.models.layers import FederatedStatistics, Statistics
 from hardy.papers.dsgd import dsgd
 from hardy.partition import Role
 from hardy.parts.aggregation import Aggregator, Frame, inside, mean, under
-from hardy.parts.norm import Batch, Norm
+from hardy.parts.norm import Batch
 from hardy.parts.objective import Objective, cross_entropy
 from hardy.registry import part
 from hardy.tensors import Tensors
@@ -146,15 +146,11 @@ federated = Federated
 
 @part("method")
 def fbn(
-    *,
-    momentum: float = 0.99,
-    norm: Norm = federated(),
-    objective: Objective = cross_entropy(),
-    aggregator: Aggregator = mean(weigh="uniform"),
+    *, momentum: float = 0.99, objective: Objective = cross_entropy(), aggregator: Aggregator = mean(weigh="uniform")
 ) -> Method:
     """DSGD on a network with Federated BatchNorm, as in the paper; take it with training.steps = 1. For FedAvg with
     several local steps: fedavg with norm federated."""
-    return dsgd(momentum=momentum, norm=norm, objective=objective, aggregator=aggregator).replace(name="fbn")
+    return dsgd(momentum=momentum, norm=federated(), objective=objective, aggregator=aggregator).replace(name="fbn")
 
 
 __all__ = ["fbn", "federated"]

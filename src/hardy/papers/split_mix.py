@@ -1,6 +1,6 @@
 """Split-Mix: one training, every width and robustness.
 
-Hong et al., Efficient Split-Mix Federated Learning for On-Demand and In-Situ Customization, ICLR 2022, Algorithms 1 to 4.
+Hong et al., Efficient Split-Mix Federated Learning for On-Demand and In-Situ Customization, ICLR 2022, Algorithms 1–4.
 
 r width of a base network · M = ⌊1/r⌋ bases w_1 … w_M · R_k ≤ 1 the width client k can train · D_k its data ·
 P the queue of bases, p its head · BNc, BNn a base's BatchNorm for clean and for attacked images · λ robustness
@@ -136,7 +136,7 @@ def split_mix_dat(
     mix: float = 0.5,
     norm: Norm = dual(dual_affine=True),
 ) -> Method:
-    """Split-Mix whose bases learn clean and attacked images behind dual BatchNorms: robustness too is chosen afterwards.
+    """Split-Mix whose bases learn clean and attacked images behind dual norms: robustness too is chosen afterwards.
     width is r, mix λ_n; every base is attacked on its own."""
     return Method(
         name="split_mix_dat",

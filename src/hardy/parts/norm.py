@@ -99,7 +99,7 @@ class Dual(Norm):
         for norm in (self.clean, self.adversarial):
             if norm.serving != "running":
                 raise HardyError(
-                    f"norm dual mixes tracked statistics, but a branch has serving = {norm.serving!r}; it must be running."
+                    f"norm dual mixes tracked statistics, but a branch has serving = {norm.serving!r}; take running."
                 )
         statistics = Tag(Role.NORM_MEAN, branch="clean")
         if "clean" in self.adversarial.reads and self.clean.placement(statistics) is Placement.PRIVATE:

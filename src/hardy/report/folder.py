@@ -39,6 +39,8 @@ class Run:
     """what `hardy evaluate` found; empty if it was not asked"""
     projections: dict[str, Any]
     """norms and representations as points in a plane"""
+    settings: dict[str, Any]
+    """what widths and robustness cost and score, and what training cost the clients"""
 
     def series(self, *keys: str) -> list[Point]:
         """(round, value) wherever the value is a number."""
@@ -70,6 +72,11 @@ class Run:
                     points[0.0] = clean
                 points[value * (255 if setting == "radius × 255" else 1)] = mean
         return {key: sorted(points.items()) for key, points in found.items() if len(points.keys() - {0.0}) > 1}
+
+    def over_time(self, *keys: str) -> list[Point]:
+        """(seconds so far, value) wherever the value is a number."""
+        seconds = dict(self.cumulative("seconds"))
+        return [(seconds[at], value) for at, value in self.series(*keys) if at in seconds]
 
     def domains(self) -> list[str]:
         """Domain names in the order of the clients, then any that only the summary knows."""
@@ -112,8 +119,9 @@ def read_run(folder: Path) -> Run:
             f"{folder / 'summary.json'} does not exist. Give the folder of a finished run (of several seeds: "
             "one of its seed-* folders), or let the run finish first."
         )
-    clients, config, evaluation, projections = (
-        folder / name for name in ("clients.json", "config.toml", "evaluation.json", "projections.json")
+    clients, config, evaluation, projections, settings = (
+        folder / name
+        for name in ("clients.json", "config.toml", "evaluation.json", "projections.json", "settings.json")
     )
     return Run(
         folder=folder,
@@ -123,4 +131,5 @@ def read_run(folder: Path) -> Run:
         config=config.read_text("utf-8", errors="replace") if config.exists() else "",
         evaluation=_json(evaluation, dict) if evaluation.exists() else {},
         projections=_json(projections, dict) if projections.exists() else {},
+        settings=_json(settings, dict) if settings.exists() else {},
     )

@@ -1,8 +1,9 @@
 """Accuracy of every client's network as it is deployed, on images as they are and under attack.
 
 A client is served by the shared tensors with its own, of as many bases as the width asks for. An attack sees exactly
-that network, with the statistics of the `attack` branch; images, attacked or not, are judged with those of the `predict`
-branch: who classifies an image does not know whether it was attacked. With a robustness λ, both see the mix of branches.
+that network, with the statistics of the `attack` branch; images, attacked or not, are judged with those of the
+`predict` branch: who classifies an image does not know whether it was attacked. With a robustness λ, both take the mix
+of the branches.
 """
 
 from collections.abc import Callable, Sequence
@@ -80,9 +81,13 @@ class Deployed:
             self.own = torch.vmap(lambda own: [tensors.select(b, own) for b in serve({**common, **own})])(own)
         self.together = norm.serving == "batch"
         """whether a client's rows are normalised by each other"""
+        clients = engine.data.clients
         if norm.serving == "post":
             self._measure()
-        clients = engine.data.clients
+        elif self.together:  # statistics that a pass moves must be each client's own under vmap
+            for common, mine in zip(self.common, self.own, strict=True):
+                held = {n: common[n] for n in plan.kept if n in common}
+                mine |= tensors.apply(lambda t: t.expand(len(clients), *t.shape), held)
         self.rows = [(client.test if part == "test" else client.validation)[:limit] for client in clients]
 
     @property
@@ -195,7 +200,7 @@ class Deployed:
 
 
 def networks(engine: Engine, state: ServerState, order: Sequence[int] | None = None) -> tuple[Tensors, Tensors]:
-    """The tensors of all bases' networks, in some order of the bases: shared ones [B, ...], clients' own [C, B, ...]."""
+    """The tensors of all bases' networks, in this order of the bases: shared [B, ...], clients' own [C, B, ...]."""
     bases = slice(None) if order is None else torch.tensor(order, device=engine.device)
     names = engine.plan.model_names
     common = {n: t[bases] for n, t in state.shared.items() if n in names}
@@ -207,8 +212,8 @@ def refuse_robustness(robustness: float | None, norm: Norm) -> None:
         return
     if norm.branches is not None and "adversarial" not in norm.branches:
         raise HardyError(
-            f"robustness {robustness} cannot be chosen: norm {type(norm).__name__!r} keeps no adversarial branch to mix "
-            "in. Train with norm dual, as split_mix_dat does."
+            f"robustness {robustness} cannot be chosen: norm {type(norm).__name__!r} keeps no adversarial branch. "
+            "Train with norm dual, as split_mix_dat does."
         )
     if not 0 <= robustness <= 1:
         raise HardyError(f"robustness is {robustness}; it must be in [0, 1], from the clean to the adversarial branch.")
@@ -218,9 +223,7 @@ def threat_key(seed: int, threat: Threat, stage: str) -> Tensor:
     return random.fold(torch.tensor(seed), "evaluate", threat.name, stage)
 
 
-def accuracies(
-    engine: Engine, state: ServerState, part: Part, branch: str = "clean", **setting: Any
-) -> dict[str, Any]:
+def accuracies(engine: Engine, state: ServerState, part: Part, branch: str = "clean", **setting: Any) -> dict[str, Any]:
     """Standard accuracy of all clients on their own rows."""
     deployed = Deployed(engine, state, part, Branches(predict=branch), None, **setting)
     return summarise(deployed.standing(), engine.data.clients)
