@@ -57,7 +57,7 @@ def main(grid, context):
         replies = list(grid.send_and_receive(letters))
         found = [reply.content["arrays"].to_torch_state_dict() for reply in replies]
         state = {n: torch.stack([f[n].double() for f in found]).mean(0).to(t.dtype) for n, t in state.items()}
-        size = sum(a.count_bytes() for a in (arrays, *(reply.content["arrays"] for reply in replies)))
+        size = sum(a.count_bytes() for a in ([arrays] * len(letters) + [reply.content["arrays"] for reply in replies]))
         lines.append({"seconds": time.perf_counter() - began, "replies": len(found), "bytes": size})
     Path(context.run_config["out"]).mkdir(exist_ok=True)
     Path(context.run_config["out"], "bare.json").write_text(json.dumps(lines))

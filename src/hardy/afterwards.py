@@ -47,7 +47,7 @@ def newcomer(
     for name, value in {**run.state.reported, **engine.store}.items():
         knowing = able if able and plan.tags[name].branch == "adversarial" else members
         held[name] = value[knowing].mean(0)
-    held = tensors.select(held, plan.model_names)
+    held = tensors.select(held, (name for name in plan.tags if name in plan.model_names))
     if images is not None:
         x, bases = _pixels(images, run), range(plan.method.budget.bases)
         held = tensors.stack([estimated(plan.model, tensors.gather(held, base), x) for base in bases])

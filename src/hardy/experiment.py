@@ -90,9 +90,7 @@ class Run:
         """
         return afterwards.newcomer(self, statistics, domain=domain, images=images)
 
-    def customise(
-        self, *, width: float = 1.0, robustness: float | None = None, client: int | None = None
-    ) -> Predictor:
+    def customise(self, *, width: float = 1.0, robustness: float | None = None, client: int | None = None) -> Predictor:
         """The trained network at a width and a robustness (λ); both can be changed again in place. Where clients have
         networks of their own, of one client."""
         return Predictor(self, width=width, robustness=robustness, client=client)
@@ -220,6 +218,8 @@ def prepare(
         data = federation(experiment, data, data_folder)
     elif given and experiment.data.shift is not None:
         raise HardyError("data.shift cannot shift a federation that is given; use hardy.data.shifts.shifted on it.")
+    elif given and experiment.data.capacity is not None:
+        raise HardyError("data.capacity cannot be dealt to a federation that is given; use with_capacity on it.")
     if network is None:  # nodes are infiltrated where they are
         data = experiment.faults.infiltrate(data, experiment.seed)
     plan = bind(experiment, data, method, model)

@@ -27,7 +27,7 @@ from flwr.app import Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from hardy.flower.apps import client_app, serve
-from hardy.flower.node import Memory
+from hardy.flower.node import Given, Memory, Node
 
 FLOWER = EngineChoice(name="flower", device="cpu", precision="float64")
 
@@ -203,7 +203,7 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("reason", [*LIES, "silent"])
+@pytest.mark.parametrize("reason", [*LIES, "silent", "cannot be read"])
 def test_a_broken_node_changes_nothing_for_the_others(reason, tmp_path):
     method, data = papers.fedbn(), federation()
     grid = grid_of(method, data)
@@ -212,6 +212,8 @@ def test_a_broken_node_changes_nothing_for_the_others(reason, tmp_path):
         if node == 101 and kind == "train":
             if reason == "silent":
                 return None
+            if reason == "cannot be read":
+                raise ValueError("object header")
             LIES[reason](reply)
         return reply
 
@@ -367,6 +369,5 @@ def test_nodes_bring_their_own_data(tmp_path):
     assert '"labels"' not in (tmp_path / "run" / "clients.json").read_text()
     with pytest.raises(HardyError, match=r"kept their .* at home"):
         hardy.load(tmp_path / "run", data=federation(sizes=(18, 19)))
-    grid.contexts[100].node_config["colour"] = "red"
     with pytest.raises(HardyError, match="'colour' is unknown"):
-        serve(asked, grid, None, quiet=True)
+        Node(asked.to_toml(), (("client", 0), ("colour", "red")), Given())

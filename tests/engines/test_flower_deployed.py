@@ -27,6 +27,7 @@ EXPERIMENT = """
 name = "deployed"
 rounds = 2
 method = "fedrbn"
+model = "tiny_cnn"
 [data]
 source = { name = "mini_digits", domains = ["mail", "pen", "print"] }
 clients = 1
@@ -58,13 +59,18 @@ def assert_same(folder, near):
     assert far.figures["latest"] == near.figures.latest
 
 
-def test_a_trial_is_the_same_experiment_and_leaves_no_process(tmp_path, capsys):
+SPLIT_MIX = ["method=split_mix", "model.width=0.125", "data.capacity=exponential"]
+
+
+@pytest.mark.parametrize("changes", [[], pytest.param(SPLIT_MIX, marks=pytest.mark.slow)], ids=["fedrbn", "split_mix"])
+def test_a_trial_is_the_same_experiment_and_leaves_no_process(changes, tmp_path, capsys):
     (tmp_path / "experiment.toml").write_text(EXPERIMENT)
     before = set(descendants(os.getpid()))
     out = tmp_path / "run"
-    assert main(["run", str(tmp_path / "experiment.toml"), "--engine", "flower", "--out", str(out), "--quiet"]) == 0
-    assert "deployed: fedrbn, 2 rounds" in capsys.readouterr().out
-    assert_same(out, nearby(config.parse(EXPERIMENT)))
+    words = ["run", str(tmp_path / "experiment.toml"), *changes]
+    assert main([*words, "--engine", "flower", "--out", str(out), "--quiet"]) == 0
+    assert "2 rounds in" in capsys.readouterr().out
+    assert_same(out, nearby(config.parse(EXPERIMENT, changes)))
     assert set(descendants(os.getpid())) <= before
     assert not [p for p in _processes() if str(out) in p], "a process was left behind"
 

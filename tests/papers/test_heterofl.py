@@ -6,6 +6,7 @@ from math import prod
 import pytest
 import torch
 
+import hardy
 from conftest import assert_close, federation, fit, net
 from hardy import papers
 from hardy.engines import EngineChoice
@@ -103,6 +104,16 @@ def test_a_width_is_served_by_its_corner_and_its_figures_are_of_it():
     assert run.figures.bytes_down == run.figures.bytes_up == 8 * sum(numbers)
     with pytest.raises(HardyError, match=r"width.*0\.3.*0\.25, 0\.5, 1"):
         run.engine.plan.method.budget.serve(run.state.shared, 0.3)
+
+
+def test_a_run_that_was_loaded_serves_the_same_corners(tmp_path):
+    method, data = papers.heterofl(widths=WIDTHS), unlike()
+    run = fit(method, data=data, rounds=1, out=tmp_path / "run")
+    x = torch.rand(4, 1, 8, 8, dtype=torch.float64)
+    loaded = hardy.load(run.folder, method=method, model=net, data=data)
+    for width in WIDTHS:
+        assert torch.equal(run.customise(width=width)(x), loaded.customise(width=width)(x))
+    assert torch.equal(loaded.newcomer("average")(x), run.customise()(x))
 
 
 def test_a_client_too_poor_for_any_width_is_refused():

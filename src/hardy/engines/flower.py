@@ -112,10 +112,10 @@ class Roll:
         online = set(self.grid.get_node_ids())
         self._known &= online
         self.nodes = {client: node for client, node in self.nodes.items() if node in online}
-        if self._asked:
-            for reply in self.grid.pull_messages(list(self._asked)):
-                node = self._asked.pop(reply.metadata.reply_to_message_id, None)
-                if node is not None and node in online:
+        for number, node in list(self._asked.items()):
+            if (reply := self.pull(number)) is not None:
+                del self._asked[number]
+                if node in online:
                     self._register(node, reply)
         if new := sorted(online - self._known):
             settings = {"experiment": self.experiment, "clients": self.clients}
@@ -124,12 +124,24 @@ class Roll:
             self._known |= set(new)
         return self.nodes
 
+    def pull(self, number: str) -> Any:
+        """The content of the reply to a message, or in words why there will be none; None: not yet.
+
+        One at a time: a reply made to break its reader takes no other with it, and only one is in memory.
+        """
+        try:
+            for reply in self.grid.pull_messages([number]):
+                return f"failed: {str(reply.error.reason)[:200]}" if reply.has_error() else reply.content
+        except Exception as error:
+            return f"refused: cannot be read ({type(error).__name__}: {str(error)[:100]})"
+        return None
+
     def _register(self, node: int, reply: Any) -> None:
-        if reply.has_error():
-            _LOG.warning("node %s cannot take part: %s", node, reply.error.reason)
+        if isinstance(reply, str):
+            _LOG.warning("node %s cannot take part: %s", node, reply)
             return
         try:
-            profile = Profile.read(wire.settings(reply.content).get("profile"), self.clients)
+            profile = Profile.read(wire.settings(reply).get("profile"), self.clients)
         except ValueError as error:
             _LOG.warning("node %s is refused: %s.", node, error)
             return
@@ -310,25 +322,26 @@ class Flower(Engine):
             lost = {client: "away: its node is not online" for client in waiting if client not in nodes}
             pending: dict[str, int] = {}
             for client in (c for c in waiting if c in nodes):  # one by one: only one message is held at a time
-                letter = _letter(kind, content(client), nodes[client], str(round), self.network.deadline)
-                self._count(client, "down", letter)
-                (number,) = self.roll.grid.push_messages([letter]) or (None,)
-                if number:
-                    pending[number] = client
+                asked = content(client)
+                self._count(client, "down", asked)
+                letter = _letter(kind, asked, nodes[client], str(round), self.network.deadline)
+                (taken,) = self.roll.grid.push_messages([letter]) or (None,)
+                if taken:
+                    pending[taken] = client
                 else:
                     lost[client] = "failed: the SuperLink did not take the message"
             while pending and time.monotonic() - began < self.network.deadline:
-                for reply in self.roll.grid.pull_messages(list(pending)):
-                    if (number := reply.metadata.reply_to_message_id) not in pending:
+                for number, client in list(pending.items()):
+                    if (reply := self.roll.pull(number)) is None:
                         continue
-                    client = pending.pop(number)
-                    if reply.has_error():
-                        lost[client] = f"failed: {str(reply.error.reason)[:200]}"
+                    del pending[number]
+                    if isinstance(reply, str):
+                        lost[client] = reply
                         continue
                     heard += 1
                     waiting.remove(client)
                     self._count(client, "up", reply)
-                    yield client, reply.content
+                    yield client, reply
                 if pending:
                     time.sleep(_PAUSE)
             lost |= dict.fromkeys(pending.values(), f"silent: no reply within {self.network.deadline:g} s")
@@ -346,9 +359,9 @@ class Flower(Engine):
         _LOG.info("round %d, %s: %d of %d clients answered", round + 1, kind, heard, len(clients))
         yield from ((client, lost[client]) for client in waiting)
 
-    def _count(self, client: int, way: str, letter: Any) -> None:
+    def _count(self, client: int, way: str, content: Any) -> None:
         counts = self._wire.setdefault(str(client), {"down": 0, "up": 0})
-        counts[way] += wire.size(letter.content)
+        counts[way] += wire.size(content)
 
 
 def squeezed(plan: Plan) -> list[str]:

@@ -202,9 +202,11 @@ class Deployed:
 def networks(engine: Engine, state: ServerState, order: Sequence[int] | None = None) -> tuple[Tensors, Tensors]:
     """The tensors of all bases' networks, in this order of the bases: shared [B, ...], clients' own [C, B, ...]."""
     bases = slice(None) if order is None else torch.tensor(order, device=engine.device)
-    names = engine.plan.model_names
-    common = {n: t[bases] for n, t in state.shared.items() if n in names}
-    return common, {n: t[:, bases] for n, t in {**state.reported, **engine.store}.items() if n in names}
+    # in the order of the tags, that of the layers: a checkpoint gives them back in another
+    names = [name for name in engine.plan.tags if name in engine.plan.model_names]
+    own = {**state.reported, **engine.store}
+    common = {n: state.shared[n][bases] for n in names if n in state.shared}
+    return common, {n: own[n][:, bases] for n in names if n in own}
 
 
 def refuse_robustness(robustness: float | None, norm: Norm) -> None:
