@@ -343,7 +343,7 @@ class Flower(Engine):
                     self._count(client, "up", reply)
                     yield client, reply
                 if pending:
-                    time.sleep(_PAUSE)
+                    time.sleep(min(3.0, max(_PAUSE, 0.1 * len(pending))))  # every look is a request for each
             lost |= dict.fromkeys(pending.values(), f"silent: no reply within {self.network.deadline:g} s")
             for client, why in lost.items():
                 _LOG.warning("round %s, %s: client %d %s", round + 1, kind, client, why)
