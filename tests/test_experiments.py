@@ -9,7 +9,7 @@ import hardy
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 FILES = sorted(FOLDER.rglob("*.toml"))
-GRIDS = [path for path in FILES if path.name == "grid.toml"]
+GRIDS = [path for path in FILES if path.stem.startswith("grid")]
 
 
 def test_there_are_experiments():
@@ -21,7 +21,7 @@ def test_an_experiment_is_read(path):
     assert hardy.read(str(path)).rounds > 0
 
 
-@pytest.mark.parametrize("path", GRIDS, ids=lambda p: p.parent.name)
+@pytest.mark.parametrize("path", GRIDS, ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_rows_of_a_grid_are_read_and_differ(path):
     grid = tomllib.loads(path.read_text())
     read = [hardy.read(str(path.parent / grid["experiment"]), row).to_toml() for row in grid["rows"].values()]
