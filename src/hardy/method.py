@@ -119,15 +119,16 @@ class Plan:
     @cached_property
     def aggregator(self) -> Aggregator:
         """The method's, with the norm's own rule for statistics that are shared."""
-        rule, groups = self.method.aggregator, {}
-        for branch in self.method.norm.branches or ():
+        rule, groups = self.method.aggregator, []
+        for branch in sorted(self.method.norm.branches or ()):
             own = self.method.norm.statistics_rule(branch, rule)
             if own is not rule:
-                groups[own] = [
+                names = [
                     name
                     for name, tag in self.tags.items()
                     if tag.role in _STATISTICS and tag.branch == branch and self.placement[name] is Placement.SHARED
                 ]
+                groups.append((own, names))
         return by_name(rule, groups) if groups else rule
 
     @cached_property

@@ -152,3 +152,4 @@ def test_a_dual_norm_of_two_federated_branches_is_exact_too():
     one = run(hardy.papers.fedavg(norm=federated(momentum=0.3)), rounds=2, rate=0.0).state.shared
     torch.testing.assert_close(both["1.clean.var"], one["1.clean.var"], rtol=0, atol=1e-12)
     assert not torch.equal(both["1.adversarial.mean"], both["1.clean.mean"])
+    assert not both["1.clean.count"].any() and not both["1.adversarial.count"].any()  # each branch has been pooled

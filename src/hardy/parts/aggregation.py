@@ -251,10 +251,10 @@ class _ByName(_Grouped):
         return self.default.claims
 
 
-def by_name(default: Aggregator, rules: Mapping[Aggregator, Sequence[str]]) -> Aggregator:
+def by_name(default: Aggregator, rules: Sequence[tuple[Aggregator, Sequence[str]]]) -> Aggregator:
     """`default`, except for the tensors named beside another rule."""
-    groups = {name: f"own{number}" for number, names in enumerate(rules.values()) for name in names}
-    return _ByName(default=default, rules=tuple(rules), groups=groups)
+    groups = {name: f"own{number}" for number, (_, names) in enumerate(rules) for name in names}
+    return _ByName(default=default, rules=tuple(rule for rule, _ in rules), groups=groups)
 
 
 def narrow(frame: Frame, names: Iterable[str]) -> Frame:
