@@ -153,3 +153,8 @@ def test_a_dual_norm_of_two_federated_branches_is_exact_too():
     torch.testing.assert_close(both["1.clean.var"], one["1.clean.var"], rtol=0, atol=1e-12)
     assert not torch.equal(both["1.adversarial.mean"], both["1.clean.mean"])
     assert not both["1.clean.count"].any() and not both["1.adversarial.count"].any()  # each branch has been pooled
+
+
+def test_a_momentum_that_a_dual_norm_would_ignore_is_refused():
+    with pytest.raises(hardy.HardyError, match="Give them to dual"):
+        PARTS["norm"]["dual"](clean=federated(momentum=0.3))

@@ -83,8 +83,8 @@ class Batch(Norm):
 class Dual(Norm):
     """Two sets of statistics, for clean and for attacked images, behind one affine (Xie et al. 2020; DBN in FedRBN).
 
-    Each branch is owned as the norm given for it says; the one affine as the clean one says. Momentum and noise are
-    given here, for both.
+    Each branch is owned as the norm given for it says; the one affine as the clean one says, which also says when the
+    statistics stand still. Momentum and noise are given here, for both.
     """
 
     clean: Norm = Batch()
@@ -97,6 +97,11 @@ class Dual(Norm):
 
     def __post_init__(self) -> None:
         for norm in (self.clean, self.adversarial):
+            if isinstance(norm, Batch) and (norm.momentum, norm.noise) != (Batch.momentum, Batch.noise):
+                raise HardyError(
+                    f"a branch of norm dual has momentum {norm.momentum} and noise {norm.noise}, but both branches "
+                    "share one of each. Give them to dual."
+                )
             if norm.serving != "running":
                 raise HardyError(
                     f"norm dual mixes tracked statistics, but a branch has serving = {norm.serving!r}; take running."
