@@ -31,6 +31,8 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PARAMETERS = 14_000_000
 LONGEST = 5.0
 """seconds after which one measurement is enough"""
+HOST = 10**9 if DEVICE.type == "cpu" else 2 * 10**8
+"""numbers Flower is given at most: it has arrays on the host only, and takes long with more"""
 
 
 def parts(count: int) -> dict[str, Any]:
@@ -166,8 +168,8 @@ def compare(count: int, width: int, byzfl: Any, flower: Any) -> dict[str, Any]:
         if DEVICE.type == "cpu":
             arrays = {n: p for n, p in peers["byzfl"][0].items() if n in ("coordinate_median", "trimmed_mean")}
             peers["byzfl, arrays"] = arrays, matrix.numpy()
-    if flower and DEVICE.type == "cpu":
-        peers["flower"] = flower_parts(flower, count), [([row], 1) for row in matrix.numpy()]
+    if flower and count * width <= HOST:
+        peers["flower"] = flower_parts(flower, count), [([row], 1) for row in matrix.cpu().numpy()]
     table: dict[str, Any] = {}
     for name, made in parts(count).items():
         row = {"hardy": measure(lambda made=made: call(made, updates, frame))}

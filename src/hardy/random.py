@@ -55,6 +55,14 @@ def uniform(key: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float3
     return (_shift(_hash(key + counter), 40).to(dtype) * 2.0**-24).reshape(tuple(shape))
 
 
+def chance(key: Tensor, shape: Sequence[int], p: float) -> Tensor:
+    """Booleans that are true with probability p < 1, to 16 bits: four are drawn at once, since a hash is dear."""
+    size = int(np.prod(shape))
+    words = _hash(key + torch.arange(-(-size // 4), device=key.device) * _STEP)
+    quarters = words[:, None] << torch.arange(0, 64, 16, device=key.device)  # each in turn has the highest bits
+    return (quarters < (round(p * 2**16) - 2**15) << 48).flatten()[:size].reshape(tuple(shape))
+
+
 def normal(key: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
     """Standard normal numbers (Box-Muller)."""
     radius = torch.sqrt(-2.0 * torch.log1p(-uniform(fold(key, 1), shape, dtype)))

@@ -11,11 +11,12 @@ from hardy.models.layers import BatchNorm, Statistics, calling
 from hardy.models.stacked import MaxPool2d, _convolve, vectorising
 
 
+@pytest.mark.parametrize("channels", [2, 6])
 @pytest.mark.parametrize(("size", "padding"), [(3, 1), (5, 2), (5, 0), (1, 0)])
-def test_the_turned_convolution_has_the_usual_gradients(size, padding):
+def test_the_turned_convolution_has_the_usual_gradients(size, padding, channels):
     """Of x alone (attacks), of the weights alone (training), of both, and under vmap over slots."""
-    x = torch.randn(3, 4, 2, 9, 9, dtype=torch.float64)
-    weight = torch.randn(3, 5, 2, size, size, dtype=torch.float64)
+    x = torch.randn(3, 4, channels, 9, 9, dtype=torch.float64)
+    weight = torch.randn(3, 5, channels, size, size, dtype=torch.float64)
 
     def usual(x, weight):
         return F.conv2d(x, weight, None, 1, padding).pow(3).sum()

@@ -209,8 +209,8 @@ class Dropout(nn.Module):
         if call.key is None or self.p == 0.0:
             return x
         call.draws += 1
-        kept = random.uniform(random.fold(call.key, call.draws), x.shape, x.dtype) >= self.p
-        return x * kept / (1.0 - self.p)
+        dropped = random.chance(random.fold(call.key, call.draws), x.shape, self.p)
+        return torch.where(dropped, 0.0, x / (1.0 - self.p))
 
 
 class InputScale(nn.Module):

@@ -48,8 +48,19 @@ class _Convolve(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             to_x = _convolve(gradient, weight.flip(2, 3).transpose(0, 1), weight.shape[-1] - 1 - ctx.padding)
         if ctx.needs_input_grad[1]:
-            to_weight = conv2d_weight(x, weight.shape, gradient, 1, ctx.padding)  # type: ignore[no-untyped-call]
+            to_weight = _to_weight(x, weight.shape, gradient, ctx.padding)
         return to_x, to_weight, None
+
+
+def _to_weight(x: Tensor, shape: torch.Size, gradient: Tensor, padding: int) -> Tensor:
+    out, channels, size, _ = shape
+    if channels > 4:
+        wide: Tensor = conv2d_weight(x, shape, gradient, 1, padding)  # type: ignore[no-untyped-call]
+        return wide
+    # cuDNN takes a slow kernel for few channels, client by client; their windows side by side are small
+    windows = F.pad(x, (padding,) * 4).unfold(2, size, 1).unfold(3, size, 1)
+    columns = windows.permute(1, 4, 5, 0, 2, 3).reshape(channels * size * size, -1)
+    return (gradient.transpose(0, 1).reshape(out, -1) @ columns.T).view(shape)
 
 
 def _convolve(x: Tensor, weight: Tensor, padding: int) -> Tensor:
