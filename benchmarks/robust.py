@@ -24,7 +24,7 @@ import torch
 
 from hardy.messages import Slot, Updates
 from hardy.partition import Role
-from hardy.parts import robust
+from hardy.parts import mixing, robust
 from hardy.parts.aggregation import Frame, Stage
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -47,10 +47,10 @@ def parts(count: int) -> dict[str, Any]:
         "bulyan": robust.bulyan(f=min(f, (count - 3) // 4)),
         "minimum_diameter": robust.minimum_diameter(f=min(f, 16)),
         "centred_clipping": robust.centred_clipping(radius=100.0),
-        "nearest_neighbour_mixing": robust.nearest_neighbour_mixing(f=f),
-        "bucketing": robust.bucketing(size=2),
-        "clipping": robust.clipping(radius=100.0),
-        "adaptive_clipping": robust.adaptive_clipping(f=f),
+        "nearest_neighbour_mixing": mixing.nearest_neighbour_mixing(f=f),
+        "bucketing": mixing.bucketing(size=2),
+        "clipping": mixing.clipping(radius=100.0),
+        "adaptive_clipping": mixing.adaptive_clipping(f=f),
     }
 
 

@@ -15,21 +15,17 @@ from hardy.errors import HardyError
 from hardy.messages import Slot, Updates
 from hardy.papers.afl import agnostic
 from hardy.partition import Role
-from hardy.parts import robust
+from hardy.parts import columns
 from hardy.parts.aggregation import Frame, by_role, chain
+from hardy.parts.mixing import adaptive_clipping, bucketing, clipping, nearest_neighbour_mixing
 from hardy.parts.robust import (
-    adaptive_clipping,
-    bucketing,
     bulyan,
     centred_clipping,
-    clipping,
     coordinate_median,
     geometric_median,
     krum,
-    middle_mean,
     minimum_diameter,
     multi_krum,
-    nearest_neighbour_mixing,
     trimmed_mean,
 )
 from hardy.server import Cohort
@@ -167,15 +163,15 @@ def test_median_and_trimmed_mean_by_network_and_by_sorting(count):
     for f in {0, (count - 1) // 3, (count - 1) // 2}:
         expected = torch.from_numpy(naive_trimmed_mean(matrix.numpy(), f))
         torch.testing.assert_close(aggregate(trimmed_mean(f=f), matrix), expected)
-        torch.testing.assert_close(robust._by_sorting(matrix, f), expected)  # the way of a GPU
+        torch.testing.assert_close(columns._by_sorting(matrix, f), expected)  # the way of a GPU
 
 
 @pytest.mark.parametrize("count", range(1, 11))
 def test_a_network_that_sorts_zeros_and_ones_sorts_everything(count):
-    columns = torch.tensor(list(itertools.product([0.0, 1.0], repeat=count))).T.contiguous()
+    cases = torch.tensor(list(itertools.product([0.0, 1.0], repeat=count))).T.contiguous()
     for trim in range((count + 1) // 2):
-        expected = columns.sort(0).values[trim : count - trim].mean(0)
-        torch.testing.assert_close(middle_mean(columns, trim), expected)
+        expected = cases.sort(0).values[trim : count - trim].mean(0)
+        torch.testing.assert_close(columns.middle_mean(cases, trim), expected)
 
 
 def test_geometric_median_is_where_the_directions_cancel():
@@ -304,14 +300,14 @@ def test_the_error_stays_bounded_however_far_liars_go(rule, attack, dtype, large
 def test_blocks_do_not_change_the_result(rule, monkeypatch):
     matrix, sent = draw(11), draw(1, 1)[0]
     whole = aggregate(rule(2, 1.0), matrix, sent)
-    monkeypatch.setattr(robust, "_blocks", lambda m: [slice(i, i + 3) for i in range(0, m.shape[1], 3)])
+    monkeypatch.setitem(columns._MIB, "cpu", 0)  # a column a block
     torch.testing.assert_close(aggregate(rule(2, 1.0), matrix, sent), whole, rtol=1e-12, atol=1e-12)
 
 
 def test_blocks_cover_every_column_within_the_budget():
     for count, width in ((3, 10_000_000), (200, 100_001), (5, 0)):
         matrix = torch.empty(count, 1).expand(count, width)
-        blocks = robust._blocks(matrix)
+        blocks = columns.blocks(matrix)
         assert sum(len(range(width)[block]) for block in blocks) == width
         assert all(len(range(width)[block]) * count * 4 <= 4 * 2**20 for block in blocks)
 

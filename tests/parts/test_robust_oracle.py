@@ -19,7 +19,7 @@ import torch
 from hardy import random
 from hardy.messages import Slot, Updates
 from hardy.partition import Role
-from hardy.parts import robust
+from hardy.parts import mixing, robust
 from hardy.parts.aggregation import Frame
 
 sys.modules.setdefault("byzfl.benchmark", types.ModuleType("byzfl.benchmark"))  # it would need torchvision and seaborn
@@ -128,7 +128,7 @@ def test_minimum_diameter():
 def test_nearest_neighbour_mixing(size, seed):
     n, f = size
     matrix = draw(n, seed)
-    agree(staged(robust.nearest_neighbour_mixing(f=f), matrix), byzfl.NNM(f=f)(matrix.copy()))
+    agree(staged(mixing.nearest_neighbour_mixing(f=f), matrix), byzfl.NNM(f=f)(matrix.copy()))
 
 
 @pytest.mark.parametrize("bucket", [1, 2, 3])
@@ -136,11 +136,11 @@ def test_bucketing(size, bucket, monkeypatch):
     matrix = draw(size[0], 0)
     order = random.stream(0, 0, "buckets", 0).permutation(len(matrix))
     monkeypatch.setattr(np.random, "permutation", lambda rows: rows[order])
-    agree(staged(robust.bucketing(size=bucket), matrix), byzfl.Bucketing(s=bucket)(matrix.copy()))
+    agree(staged(mixing.bucketing(size=bucket), matrix), byzfl.Bucketing(s=bucket)(matrix.copy()))
 
 
 def test_clipping(size, seed):
     n, f = size
     matrix = draw(n, seed)
-    agree(staged(robust.clipping(radius=20.0), matrix), byzfl.Clipping(c=20.0)(matrix.copy()))
-    agree(staged(robust.adaptive_clipping(f=f), matrix), byzfl.ARC(f=f)(matrix.copy()))
+    agree(staged(mixing.clipping(radius=20.0), matrix), byzfl.Clipping(c=20.0)(matrix.copy()))
+    agree(staged(mixing.adaptive_clipping(f=f), matrix), byzfl.ARC(f=f)(matrix.copy()))
