@@ -120,6 +120,13 @@ def test_fine_tuning_moves_what_is_not_held_and_leaves_the_run_alone():
     assert_close({n: still.engine.store[n][2] for n in weights}, {n: before[n] for n in weights}, 0)
 
 
+def test_a_meta_learnt_network_is_made_personal_by_plain_steps():
+    run = fit(papers.fatmeta(attack=SHORT), data=kinds("AT", "ST", "AT", "ST"), rounds=1)
+    tuned = run.fine_tune(steps=1, rate=0.02)
+    assert tuned.engine.plan.method.objective == papers.fatavg(attack=SHORT).objective
+    assert not torch.equal(tuned.engine.store["conv1.weight"][0], run.state.shared["conv1.weight"])
+
+
 def test_impossible_fine_tuning_is_refused():
     with pytest.raises(HardyError, match="the network has 3 layers, so it must be in"):
         fit(papers.fedavg(), rounds=1).fine_tune(steps=1, freeze=3)

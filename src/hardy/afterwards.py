@@ -103,7 +103,7 @@ def fine_tune(run: "Run", *, steps: int, freeze: int = 0, rate: float | None = N
     frozen = set(plan.trained[:first])
     alone = replace(
         plan,
-        method=plan.method.replace(weights=Placement.PRIVATE),
+        method=plan.method.replace(weights=Placement.PRIVATE, objective=plan.method.objective.personal),
         tags={n: replace(tag, trained=tag.trained and n not in frozen) for n, tag in plan.tags.items()},
         placement=dict.fromkeys(plan.tags, Placement.PRIVATE),
     )

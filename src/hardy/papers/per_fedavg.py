@@ -8,6 +8,7 @@ w server weights · α rate of the virtual step · β rate of the real one (trai
 2. A client steps virtually on D: w̃ = w − α ∇f(w, D).
 3. It steps on D′ at that point: w ← w − β ∇f(w̃, D′); the factor I − α∇²f is left out.
 4. The server takes the mean of the clients' weights.
+5. When they are used, every client takes a step of rate α of its own: `run.fine_tune(steps=1, rate=α)`.
 """
 
 from dataclasses import dataclass
@@ -39,6 +40,10 @@ class Meta(Wrapper):
     def __post_init__(self) -> None:
         if not 0 <= self.rate < float("inf"):
             raise HardyError(f"meta rate (α) is {self.rate}; it must be 0 or more, and finite.")
+
+    @property
+    def personal(self) -> Objective:
+        return self.inner
 
     def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
         first, second = halves(batch)

@@ -76,6 +76,11 @@ class Objective:
         """The objective of a client of this kind (AT or ST) in a round."""
         return self
 
+    @property
+    def personal(self) -> "Objective":
+        """What a client goes on with alone, when the federation is over."""
+        return self
+
     def within(self, capacity: float) -> "Objective":
         """The objective of a client that can afford this share of the full width."""
         return self
