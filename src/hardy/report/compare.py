@@ -10,7 +10,7 @@ from typing import Any
 
 from hardy.errors import HardyError
 from hardy.report.folder import Run, number, read_run
-from hardy.report.html import figure, page, section, table
+from hardy.report.page import figure, page, section, table
 from hardy.report.plots import COLOURS, Series, lines, percent
 from hardy.state import disk
 
