@@ -78,8 +78,8 @@ def small_cnn(
             relu1=nn.ReLU(),
             conv2=Conv2d(leaving, leaving, 3, padding=1),
             norm2=norm(leaving),
-            relu2=nn.ReLU(),
             pool=MaxPool2d(2),
+            relu2=nn.ReLU(),
         )
     (hidden,) = widen(width, 256)
     return chain(
@@ -142,20 +142,18 @@ def flra_alexnet(
     """
     a, b, c, d = widen(width, 96, 256, 384, 192)
 
-    def pool() -> nn.Module:
-        halved = MaxPool2d(3, stride=2, ceil_mode=True)
-        return chain(pool=halved, lrn=nn.LocalResponseNorm(5)) if lrn else halved
+    def halve() -> nn.Module:
+        smaller = chain(pool=MaxPool2d(3, stride=2, ceil_mode=True), relu=nn.ReLU())
+        return chain(smaller=smaller, lrn=nn.LocalResponseNorm(5)) if lrn else smaller
 
     model = chain(
         scale=entrance(shape, scale, smallest=4),
         conv1=Conv2d(shape[0], a, 5, padding=2),
         norm1=norm(a),
-        relu1=nn.ReLU(),
-        pool1=pool(),
+        pool1=halve(),
         conv2=Conv2d(a, b, 5, padding=2),
         norm2=norm(b),
-        relu2=nn.ReLU(),
-        pool2=pool(),
+        pool2=halve(),
         flat=nn.Flatten(),
         fc1=nn.Linear(b * cells(shape, 4), c),
         norm3=norm(c),
