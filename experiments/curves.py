@@ -1,4 +1,4 @@
-"""Draws rows of a results file as curves over the rounds: python experiments/curves.py RESULTS.json OUT.svg ROW [ROW ...]
+"""Draws rows of a results file over the rounds: python experiments/curves.py RESULTS.json OUT.svg ROW [ROW ...]
 
 A row may be given as "its name=the words for the picture". Accuracy in %, each curve named at its end.
 """

@@ -15,6 +15,7 @@ import hardy
 from conftest import everything, federation, fit, net
 from hardy import papers
 from hardy.config import CheckpointChoice
+from hardy.engines.sequential import Sequential
 from hardy.papers.scaffold import controlled
 from hardy.server import Cohort
 
@@ -63,6 +64,24 @@ def check(tmp_path, kills):
     assert first == second
     summaries = [json.loads((tmp_path / run / "summary.json").read_text()) for run in ("whole", "killed")]
     assert {**summaries[0], "seconds": 0} == {**summaries[1], "seconds": 0}
+
+
+def test_interrupted_in_the_middle_of_a_round(tmp_path, monkeypatch):
+    whole, train = fit(METHOD, **OPTIONS), Sequential.train
+
+    def interrupted(self, work):
+        for number, updates in enumerate(train(self, work)):
+            if work.round == 5 and number == 1:
+                raise KeyboardInterrupt
+            yield updates
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Sequential, "train", interrupted)
+        start(str(tmp_path / "run"))
+    start(str(tmp_path / "run"))
+    again = hardy.load(tmp_path / "run", method=METHOD, model=net, data=federation())
+    for name, tensor in everything(whole).items():
+        assert torch.equal(tensor, everything(again)[name]), name
 
 
 def test_killed_a_few_times(tmp_path):

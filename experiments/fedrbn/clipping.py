@@ -1,8 +1,8 @@
 """What the authors' clipping does to the figures: python experiments/fedrbn/clipping.py OUT.json [--workers 2]
 
-The release maps pixels to [-1, 1] outside the network and then clips attacked images to [0, 1] of that scale, in training
-and in test: their ε is half as large in pixels, and every attacked pixel is at least mid-grey. Here networks are trained
-with that attack and with the true one, and each is tested with both, and with the true one at half the ε.
+The release maps pixels to [-1, 1] outside the network and then clips attacked images to [0, 1] of that scale, in
+training and in test: their ε is half as large in pixels, and every attacked pixel is at least mid-grey. Here networks
+are trained with that attack and with the true one, and each is tested with both, and with the true one at half the ε.
 """
 
 import argparse

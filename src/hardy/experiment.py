@@ -331,6 +331,11 @@ def _reopen(
     saved = config.parse(text, where=str(folder / "config.toml"), check=method is None)
     if far := network is None and saved.engine.name == "flower":  # to be looked at here, not to be trained
         saved = replace(saved, engine=replace(saved.engine, name="sequential"))
+        if saved.network.clients is not None and data is None:
+            raise HardyError(
+                f"the rows of {folder} are its nodes' own, and not here. Let the nodes measure: evaluation.threats in "
+                "the experiment; or pass data to hardy.load."
+            )
     run = prepare(
         saved,
         method=method,
@@ -373,7 +378,7 @@ def _rounds(run: Run, *, quiet: bool) -> Run:
             line = {"round": run.state.round, "seconds": time.perf_counter() - began, **line}
             line["macs"] = sum(costs.macs_of_a_round(run, run.state.round - 1).values())
             _evaluate(run, line)
-            line |= run.engine.traffic()
+            line |= run.engine.account(line)
             run.figures.add(line)
             if folder is not None:
                 with disk("metrics.jsonl"), (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
@@ -382,11 +387,7 @@ def _rounds(run: Run, *, quiet: bool) -> Run:
                     with pace.timed(run.state.round):
                         _save(run, folder / "checkpoint", run.engine.store)
             progress.update(run.state.round, _note(line, run.figures))
-    except KeyboardInterrupt:
-        if folder is not None:
-            _save(run, folder / "checkpoint", run.engine.store)
-        raise
-    finally:
+    finally:  # interrupted, nothing is saved: in the middle of a round some clients have trained and some have not
         progress.close()
     if folder is not None:
         write_atomic(folder / "summary.json", json.dumps(run.summary(), indent=2).encode())

@@ -1,6 +1,7 @@
 """Over a network the numbers are those of the other engines, and nothing private leaves a node."""
 
 import dataclasses
+import json
 import time
 
 import numpy as np
@@ -13,6 +14,7 @@ from hardy import papers
 from hardy.client import Training
 from hardy.config import EvaluationChoice
 from hardy.engines import EngineChoice, Network
+from hardy.engines.flower import Profile
 from hardy.errors import HardyError
 from hardy.flower import wire
 from hardy.models import tiny_cnn
@@ -35,13 +37,19 @@ FLOWER = EngineChoice(name="flower", device="cpu", precision="float64")
 class Grid:
     """Flower's Grid, with the nodes in this process: a message is answered when its reply is asked for."""
 
-    def __init__(self, apps, *, state=None):
+    state = None
+    """folder of the nodes' private tensors"""
+
+    def __init__(self, apps):
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
         self.apps = dict(enumerate(apps, 100))
-        config = {"state": str(state)} if state else {}
         self.contexts = {
             node: Context(
-                run_id=1, node_id=node, node_config={"client": n, **config}, state=RecordDict(), run_config={}
+                run_id=1,
+                node_id=node,
+                node_config={"client": n, "state": str(self.state)},
+                state=RecordDict(),
+                run_config={},
             )
             for n, node in enumerate(self.apps)
         }
@@ -73,21 +81,26 @@ class Grid:
         return found
 
 
+@pytest.fixture(autouse=True)
+def _state(tmp_path, monkeypatch):
+    monkeypatch.setattr(Grid, "state", tmp_path / "nodes")
+
+
 def run_over(grid, method, *, model=net, out=None, **changes):
     changes = {"network": Network(clients=len(grid.apps), deadline=2.0), "engine": FLOWER, **changes}
     return serve(experiment(**changes), grid, out, method=method, model=model, quiet=True)
 
 
-def grid_of(method, data=None, *, model=net, **options):
+def grid_of(method, data=None, *, model=net):
     data = data or federation()
-    return Grid([client_app(method=method, model=model, data=data) for _ in data.clients], **options)
+    return Grid([client_app(method=method, model=model, data=data) for _ in data.clients])
 
 
 def nodes_own(grid, run):
     """The private tensors of all nodes, [C, B, ...]."""
     names = run.engine.plan.names(Placement.PRIVATE)
     first = run.engine.cast(run.engine.plan.first(Placement.PRIVATE, 1, run.engine.plan.method.budget.bases))
-    held = [Memory(c, run.engine.token, n, None).after() or first for n, c in enumerate(grid.contexts.values())]
+    held = [Memory(grid.state, run.engine.token, n).before(run.state.round) or first for n in range(len(grid.apps))]
     return {name: torch.cat([h[name] for h in held]) for name in names}
 
 
@@ -140,11 +153,26 @@ def test_nothing_private_leaves_a_node(method):
         assert said <= {"profile"}
 
 
+def test_an_error_on_a_node_does_not_quote_what_is_private(tmp_path, monkeypatch, caplog):
+    train = Node.train
+
+    def fail(self, content, memory):
+        if self.number == 1:
+            raise ValueError("pixels 17 4 99")
+        return train(self, content, memory)
+
+    monkeypatch.setattr(Node, "train", fail)
+    run_over(grid_of(papers.fedavg()), papers.fedavg(), rounds=1, out=tmp_path / "run")
+    line = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert "ValueError; the node's own log says more" in line and "pixels" not in line
+    assert "ValueError: pixels 17 4 99" in caplog.text
+
+
 def test_a_round_asked_twice_starts_where_it_started(tmp_path):
     """The server dies after the nodes have trained and before its checkpoint; the nodes are restarted meanwhile."""
     method, data = papers.fedrbn(), federation()
     whole = fit(method, data=data)
-    first = grid_of(method, data, state=tmp_path / "nodes")
+    first = grid_of(method, data)
 
     def die(node, kind, reply):
         if kind == "train" and reply.content.metric_records["figures/0"]["round"] == 2 and node == 102:
@@ -154,10 +182,42 @@ def test_a_round_asked_twice_starts_where_it_started(tmp_path):
     first.spoil = die
     with pytest.raises(KeyboardInterrupt):
         run_over(first, method, out=tmp_path / "run")
-    again = run_over(grid_of(method, data, state=tmp_path / "nodes"), method, out=tmp_path / "run")
+    again = run_over(grid_of(method, data), method, out=tmp_path / "run")
     assert again.state.round == 4
     assert_close({**whole.state.shared, **whole.state.reported}, {**again.state.shared, **again.state.reported}, 1e-9)
     assert whole.figures.latest == again.figures.latest
+
+
+def test_a_server_that_lost_its_newest_checkpoint_repeats_two_rounds(tmp_path):
+    method, data = papers.fedrbn(), federation()
+    run_over(grid_of(method, data), method, out=tmp_path / "run")
+    newest = max((tmp_path / "run" / "checkpoint").glob("round-*"))
+    (newest / "record.json").write_text("torn")
+    grid = grid_of(method, data)
+    again = run_over(grid, method, out=tmp_path / "run")
+    whole = fit(method, data=data)
+    again.engine.store = nodes_own(grid, again)
+    assert_close(everything(whole), everything(again), 1e-9)
+
+
+def test_a_run_of_another_engine_is_not_gone_on_with(tmp_path):
+    fit(papers.fedbn(), out=tmp_path / "run", rounds=1)
+    with pytest.raises(HardyError, match=r"holds a run but no network\.json"):
+        run_over(grid_of(papers.fedbn()), papers.fedbn(), out=tmp_path / "run")
+
+
+def test_a_node_remembers_three_rounds(tmp_path):
+    memory = Memory(str(tmp_path), "abc", 0)
+    assert memory.before(0) == {}
+    for round in (0, 2, 3, 5):
+        memory.keep(round, {"w": torch.tensor(float(round))})
+    assert [memory.before(round)["w"].item() for round in (3, 4, 5, 6)] == [2, 3, 3, 5]
+    with pytest.raises(HardyError, match="back at round 3; this client remembers its private tensors from round 4 on"):
+        memory.before(2)
+    memory.keep(3, {"w": torch.tensor(30.0)})  # the server went back: what was round 5 is gone
+    assert memory.before(9)["w"] == 30
+    with pytest.raises(HardyError, match="letters and digits"):
+        Memory(str(tmp_path), "../abc", 0)
 
 
 def _nan(reply):
@@ -225,6 +285,62 @@ def test_a_broken_node_changes_nothing_for_the_others(reason, tmp_path):
     assert lines.count(reason) == 2
 
 
+def test_what_a_reply_says_beside_what_was_asked_is_not_looked_at():
+    method = papers.fedavg()
+    grid = grid_of(method)
+
+    def chat(node, kind, reply):
+        if kind == "train":
+            reply.content.metric_records["figures/0"]["more"] = 1.0
+            reply.content["else"] = wire.pack({"w": torch.ones(3)})
+        return reply
+
+    grid.spoil = chat
+    run = run_over(grid, method, rounds=1)
+    assert_close(fit(method, rounds=1).state.shared, run.state.shared, 1e-9)
+    assert run.figures.lost == {}
+
+
+def test_an_evaluation_of_another_round_does_not_count(caplog):
+    method = papers.fedavg()
+    grid = grid_of(method)
+
+    def spoil(node, kind, reply):
+        if node == 101 and kind == "evaluate":
+            reply.content.metric_records["accuracy"]["round"] = 1
+        return reply
+
+    grid.spoil = spoil
+    run = run_over(grid, method, rounds=2)
+    assert [value is None for value in run.figures.latest["by_client"]] == [False, True, False, False]
+    assert "round 2, evaluate: client 1 refused" in caplog.text
+
+
+HONEST = {"client": 0, "domain": "a", "kind": "", "budget": 1.0, "train": 9, "validation": 1, "test": 2}
+HONEST |= {"shape": [1, 8, 8], "classes": ["0", "1"]}
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        "[" * 10**5,
+        {"train": float("inf")},
+        {"train": -1},
+        {"client": 4},
+        {"shape": [10**9, 10**9, 10**9]},
+        {"kind": "XX"},
+        {"budget": float("nan")},
+        {"classes": 3},
+    ],
+    ids=str,
+)
+def test_a_profile_that_cannot_be_is_refused(lie):
+    assert Profile.read(json.dumps({**HONEST, "domain": "a\n\x1b[31m" + "b" * 999}), 4).domain == "a  [31m" + "b" * 93
+    with pytest.raises(ValueError) as refused:
+        Profile.read(lie if isinstance(lie, str) else json.dumps(HONEST | lie), 4)
+    assert len(str(refused.value)) < 300
+
+
 @dataclasses.dataclass(frozen=True)
 class _Without(Faults):
     client: int = 0
@@ -253,7 +369,25 @@ def test_nodes_leave_and_come_back(caplog):
     assert run.state.round == 4
 
 
-def test_too_few_replies_are_asked_for_again_then_given_up():
+def test_a_node_that_cannot_take_part_is_asked_again(monkeypatch, caplog):
+    monkeypatch.setattr("hardy.engines.flower._AGAIN", 0.5)
+    method = papers.fedavg()
+    grid = grid_of(method)
+    tries = []
+
+    def stumble(node, kind, reply):
+        if kind == "query" and node == 101:
+            tries.append(node)
+            if len(tries) < 3:
+                reply.content = RecordDict()
+        return reply
+
+    grid.spoil = stumble
+    assert run_over(grid, method, rounds=1).figures.lost == {}
+    assert caplog.text.count("node 101 is refused: no profile in it") == 2
+
+
+def test_too_few_replies_are_asked_for_again_then_given_up(caplog):
     method = papers.fedavg()
     grid = grid_of(method)
     grid.spoil = lambda node, kind, reply: None if kind == "train" and node != 100 else reply
@@ -261,6 +395,7 @@ def test_too_few_replies_are_asked_for_again_then_given_up():
     with pytest.raises(HardyError, match=r"1 replies within 1 s, but network.replies is 3"):
         run_over(grid, method, network=Network(clients=4, deadline=0.4, replies=3, patience=1.0))
     assert time.monotonic() - began < 20
+    assert caplog.text.count("asking again") == 1 and caplog.text.count("client 2 silent") == 1
 
 
 def test_a_number_is_claimed_once(caplog):
@@ -286,7 +421,7 @@ def test_a_trial_reads_the_experiment_alone(tmp_path):
         'rounds = 1\nmethod = "fedrbn"\n[data]\nclients = 1\nlimit = 40\n'
         'source = { name = "mini_digits", domains = ["mail", "pen"] }\nadversarial = ["mail"]\n'
         '[training]\nsteps = 2\nbatch = 8\n[engine]\ndevice = "cpu"\nprecision = "float64"\n'
-        "[network]\ndeadline = 60.0\n"
+        "[network]\ndeadline = 60.0\nclients = 2\n"
     )
     near = hardy.fit(
         dataclasses.replace(asked, engine=dataclasses.replace(asked.engine, name="sequential")), quiet=True
@@ -296,6 +431,9 @@ def test_a_trial_reads_the_experiment_alone(tmp_path):
     assert_close(near.state.shared, far.state.shared, 1e-9)
     assert_close(near.state.reported, far.state.reported, 1e-9)
     assert near.figures.latest == far.figures.latest
+    longer = (tmp_path / "run" / "config.toml").read_text().replace("rounds = 1", "rounds = 2")
+    (tmp_path / "run" / "config.toml").write_text(longer)
+    assert serve(asked, grid, tmp_path / "run", quiet=True).state.round == 2
     line = (tmp_path / "run" / "metrics.jsonl").read_text()
     assert '"wire": {"0": {"down": ' in line
     assert "on the wire: client" in (tmp_path / "run" / "report.html").read_text()
@@ -318,7 +456,7 @@ def test_compressed_updates_are_small_and_what_is_lost_is_sent_later(rule):
         )
         for c in (None, rule)
     )
-    up = [sum(way["up"] for way in run.engine.traffic()["wire"].values()) for run in (plain, small)]
+    up = [run.engine.account({"lost": {}})["wire"]["0"]["up"] for run in (plain, small)]
     assert up[1] < up[0] / 2
     start = plain.engine.plan.first(Placement.SHARED, 1)
     moved, apart = (
@@ -369,5 +507,11 @@ def test_nodes_bring_their_own_data(tmp_path):
     assert '"labels"' not in (tmp_path / "run" / "clients.json").read_text()
     with pytest.raises(HardyError, match=r"kept their .* at home"):
         hardy.load(tmp_path / "run", data=federation(sizes=(18, 19)))
-    with pytest.raises(HardyError, match="'colour' is unknown"):
-        Node(asked.to_toml(), (("client", 0), ("colour", "red")), Given())
+    for settings, said in {
+        (("colour", "red"),): "'colour' is unknown",
+        (("kind", "at"),): "it must be AT or ST",
+        (("data", "nowhere.npz"),): "no such file or folder",
+        (("source", "mini_digits"),): r"name a folder for them: state=",
+    }.items():
+        with pytest.raises(HardyError, match=said):
+            Node(asked.to_toml(), (("client", 0), *settings), Given())

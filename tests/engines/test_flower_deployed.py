@@ -1,9 +1,11 @@
 """Real processes on loopback: a SuperLink with TLS and node authentication, and SuperNodes."""
 
-import contextlib
 import dataclasses
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -19,7 +21,7 @@ pytest.importorskip("flwr", reason="the flower extra is not installed")
 
 from hardy.cli import main
 from hardy.flower.deploy import certificates
-from hardy.flower.trial import descendants, site, watch
+from hardy.flower.trial import descendants, members, network, site, watch
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -39,6 +41,8 @@ batch = 8
 [engine]
 device = "cpu"
 precision = "float64"
+[evaluation]
+every = 2
 [network]
 deadline = 120.0
 """
@@ -62,23 +66,18 @@ def assert_same(folder, near):
 SPLIT_MIX = ["method=split_mix", "model.width=0.125", "data.capacity=exponential"]
 
 
-@pytest.mark.parametrize("changes", [[], pytest.param(SPLIT_MIX, marks=pytest.mark.slow)], ids=["fedrbn", "split_mix"])
-def test_a_trial_is_the_same_experiment_and_leaves_no_process(changes, tmp_path, capsys):
-    (tmp_path / "experiment.toml").write_text(EXPERIMENT)
+def test_fedrbn_and_split_mix_over_one_superlink_are_those_of_the_sequential_engine(tmp_path):
     before = set(descendants(os.getpid()))
-    out = tmp_path / "run"
-    words = ["run", str(tmp_path / "experiment.toml"), *changes]
-    assert main([*words, "--engine", "flower", "--out", str(out), "--quiet"]) == 0
-    assert "2 rounds in" in capsys.readouterr().out
-    assert_same(out, nearby(config.parse(EXPERIMENT, changes)))
-    assert set(descendants(os.getpid())) <= before
-    assert not [p for p in _processes() if str(out) in p], "a process was left behind"
-
-
-def _processes():
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            yield path.read_text(errors="replace")
+    chosen = {name: config.parse(EXPERIMENT, c) for name, c in {"fedrbn": [], "split_mix": SPLIT_MIX}.items()}
+    with network(tmp_path / "flower", chosen["fedrbn"], tmp_path / "fedrbn", 3) as place:
+        watch(place, place.submit(), tmp_path / "fedrbn", 2)
+        (tmp_path / "other.toml").write_text(chosen["split_mix"].to_toml())
+        run = place.submit(experiment=str(tmp_path / "other.toml"), out=str(tmp_path / "split_mix"))
+        watch(place, run, tmp_path / "split_mix", 2)
+    assert not members(tmp_path / "flower") and set(descendants(os.getpid())) <= before, "a process was left behind"
+    for name, asked in chosen.items():
+        assert not any(line["lost"] for line in rounds_of(tmp_path / name))
+        assert_same(tmp_path / name, nearby(asked))
 
 
 LIARS = """
@@ -136,6 +135,10 @@ def rounds_of(folder):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def server_apps(folder):
+    return [pid for pid in members(folder) if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
 def until(condition, seconds=240.0):
     end = time.monotonic() + seconds
     while not condition():
@@ -164,8 +167,9 @@ def test_liars_strangers_and_the_silent_change_nothing_for_the_others(tmp_path):
     lost = [line["lost"] for line in rounds_of(out)]
     assert all(set(found) == {"2"} for found in lost)
     said = ("not finite", "lacks", "has shape", "claims 1e+12", "belongs to round 3, now is 4", "silent")
+    log = (out / "network.log").read_text()
     for found, reason in zip(lost, said, strict=True):
-        assert reason in found["2"]
+        assert reason in found["2"] and f"client 2 {found['2']}" in log
     assert "SuperNode ID" not in stranger and "SuperNode ID" not in deceived
     assert "CERTIFICATE_VERIFY_FAILED" in deceived or "certificate" in deceived.lower()
     near = nearby(dataclasses.replace(chosen, faults=_Without(missing=((2, (1, 2, 3, 4, 5, 6)),))))
@@ -174,8 +178,8 @@ def test_liars_strangers_and_the_silent_change_nothing_for_the_others(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_node_comes_back_and_a_killed_superlink_goes_on(tmp_path):
-    rounds = 9
+def test_a_killed_node_comes_back_and_a_killed_server_goes_on(tmp_path):
+    rounds = 11
     chosen = config.parse(EXPERIMENT, [f"rounds={rounds}", f"evaluation.every={rounds}"])
     out = tmp_path / "run"
     with site(tmp_path / "flower") as place:
@@ -190,6 +194,11 @@ def test_a_killed_node_comes_back_and_a_killed_superlink_goes_on(tmp_path):
         def asked(number):
             return place.log(f"node-{number}").count("Receiving: train message")
 
+        def in_the_middle_of_the_next_round():
+            done, heard = len(rounds_of(out)), asked(0)
+            until(lambda: len(rounds_of(out)) > done and asked(0) > heard)
+            return len(rounds_of(out))
+
         until(lambda: asked(1) == 2)  # in the middle of the second round
         place.stop("node-1")
         while place.log("node-1").count("SuperNode ID") < 2:  # its key is in use until Flower misses its heartbeat
@@ -199,11 +208,16 @@ def test_a_killed_node_comes_back_and_a_killed_superlink_goes_on(tmp_path):
             place.supernode(1)
             until(lambda: place.processes["node-1"].poll() is not None or place.log("node-1").count("SuperNode ID") > 1)
         until(lambda: asked(1) == 3)  # it is back
-        done = len(rounds_of(out))
-        until(lambda: len(rounds_of(out)) > done and asked(0) > len(rounds_of(out)))  # in the middle of a later one
-        done = len(rounds_of(out))
-        place.stop("superlink")
-        assert done < rounds - 1, "the network was faster than the test"
+
+        in_the_middle_of_the_next_round()
+        (app,) = server_apps(place.folder)
+        os.kill(app, signal.SIGKILL)
+        place.submit()
+        done = in_the_middle_of_the_next_round()
+        assert len(server_apps(place.folder)) == 1 and done < rounds - 1, "the network was faster than the test"
+        place.processes["superlink"].kill()
+        place.processes.pop("superlink").wait()
+        until(lambda: not server_apps(place.folder), 30)
         place.superlink(*database)
         watch(place, place.submit(), out, rounds)
     lines = rounds_of(out)
@@ -212,3 +226,25 @@ def test_a_killed_node_comes_back_and_a_killed_superlink_goes_on(tmp_path):
     assert 2 in missing and {client for line in lines for client in line["lost"]} == {"1"}
     assert max(missing) <= done
     assert_same(out, nearby(dataclasses.replace(chosen, faults=_Without(missing=((1, missing),)))))
+
+
+@pytest.mark.slow
+def test_a_trial_that_was_killed_leaves_no_process_and_is_resumed(tmp_path, capsys):
+    chosen = config.parse(EXPERIMENT, ["rounds=4", "evaluation.every=4"])
+    (tmp_path / "experiment.toml").write_text(chosen.to_toml())
+    out = tmp_path / "run"
+    words = ["run", str(tmp_path / "experiment.toml"), "--engine", "flower", "--out", str(out), "--quiet"]
+    trial = subprocess.Popen([sys.executable, "-m", "hardy.cli", *words])
+    try:
+        until(lambda: len(rounds_of(out)) == 2)
+        assert main(["resume", str(out)]) == 2
+        assert "another process is running" in capsys.readouterr().err
+    finally:
+        trial.kill()
+        trial.wait()
+    until(lambda: not members(out / "flower"), 30)
+    assert main(["resume", str(out), "--quiet"]) == 0
+    assert "4 rounds in" in capsys.readouterr().out
+    assert [line["round"] for line in rounds_of(out)] == [1, 2, 3, 4]
+    assert not members(out / "flower")
+    assert_same(out, nearby(chosen))

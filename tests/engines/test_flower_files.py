@@ -46,5 +46,5 @@ def test_an_app_holds_the_experiment_and_turns_telemetry_off(tmp_path):
         "address": "localhost:9092",
         "root-certificates": str(tmp_path / "ca.pem"),
     }
-    assert "export FLWR_TELEMETRY_ENABLED='0'" in (folder / "environment").read_text()
+    assert "export FLWR_TELEMETRY_ENABLED=0" in (folder / "environment").read_text()
     assert main([*words, "--ca", "ca.pem", "--out", "run"]) == 2

@@ -86,8 +86,8 @@ class Engine:
         """The slots by their clients' numbers in the whole federation, from which all randomness comes."""
         return [Slot(self.first + slot.client, slot.base) for slot in slots] if self.first else list(slots)
 
-    def traffic(self) -> dict[str, Any]:
-        """What the last round's line says of the wire; nothing where there is none."""
+    def account(self, line: dict[str, Any]) -> dict[str, Any]:
+        """What a network has to add to a round's line."""
         return {}
 
     def loss_window(self, round: int, steps: int) -> int:

@@ -28,7 +28,10 @@ from hardy.state import ServerState
 
 _PAUSE = 0.2
 """seconds between two looks for replies; Flower's own send_and_receive takes 3"""
+_AGAIN = 60.0
+"""seconds until a node that could not take part is asked again who it is"""
 _LOG = logging.getLogger("flwr")
+KINDS = ("", "AT", "ST")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,17 +83,20 @@ class Profile:
             given = json.loads(text)
             shape, classes = tuple(map(int, given["shape"])), tuple(map(str, given["classes"]))
             counts: dict[str, Any] = {name: int(given[name]) for name in ("client", "train", "validation", "test")}
-            words: dict[str, Any] = {name: str(given[name])[:100] for name in ("domain", "kind")}
-            budget = float(given["budget"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(f"no profile in it ({type(error).__name__}: {error})") from None
+            domain, kind, budget = _line(given["domain"], 100), given["kind"], float(given["budget"])
+        except Exception as error:  # whatever a hostile node puts there
+            raise ValueError(f"no profile in it ({type(error).__name__}: {_line(error)})") from None
         if not 0 <= counts["client"] < clients:
             raise ValueError(f"client {counts['client']}, but they run from 0 to {clients - 1}")
         if counts["train"] < 1 or min(counts.values()) < 0 or max(counts.values()) > 10**9:
             raise ValueError(f"counts {counts}; a client holds 1 training example or more")
-        if len(shape) != 3 or min(shape) < 1 or not classes or not 0 < budget <= 1:
-            raise ValueError(f"images {shape}, {len(classes)} classes, budget {budget}")
-        return Profile(**counts, **words, budget=budget, shape=(shape[0], shape[1], shape[2]), classes=classes)
+        if len(shape) != 3 or not 1 <= min(shape) <= max(shape) <= 10**6 or not classes:
+            raise ValueError(f"images {_line(shape)} of {len(classes)} classes")
+        if kind not in KINDS or not 0 < budget <= 1:
+            raise ValueError(f"kind {_line(kind)!r}, must be AT, ST or empty; budget {budget}, must be in (0, 1]")
+        return Profile(
+            **counts, domain=domain, kind=kind, budget=budget, shape=(shape[0], shape[1], shape[2]), classes=classes
+        )
 
 
 @dataclass
@@ -104,25 +110,35 @@ class Roll:
     """as first registered; a node that comes back must still have the same"""
     nodes: dict[int, int] = field(default_factory=dict)
     """client -> node id"""
-    _asked: dict[str, int] = field(default_factory=dict)
-    _known: set[int] = field(default_factory=set)
+    _asked: dict[int, str] = field(default_factory=dict)
+    """node id -> number of the message that asks who it is"""
+    _greeted: dict[int, float] = field(default_factory=dict)
+    """node id -> when it was sent"""
 
     def refresh(self) -> dict[int, int]:
         """Client -> node id of those online now. Nodes not seen before are greeted; their answer counts next time."""
         online = set(self.grid.get_node_ids())
-        self._known &= online
         self.nodes = {client: node for client, node in self.nodes.items() if node in online}
-        for number, node in list(self._asked.items()):
+        self._asked = {node: number for node, number in self._asked.items() if node in online}
+        self._greeted = {node: when for node, when in self._greeted.items() if node in online}
+        for node, number in list(self._asked.items()):
             if (reply := self.pull(number)) is not None:
-                del self._asked[number]
-                if node in online:
-                    self._register(node, reply)
-        if new := sorted(online - self._known):
-            settings = {"experiment": self.experiment, "clients": self.clients}
-            ids = self.grid.push_messages([_letter("query", wire.message({}, **settings), n, "roll") for n in new])
-            self._asked |= {i: node for i, node in zip(ids, new, strict=True) if i}
-            self._known |= set(new)
+                del self._asked[node]
+                self._register(node, reply)
+        now = time.monotonic()
+        for node in sorted(online - self._asked.keys() - set(self.nodes.values())):
+            if now - self._greeted.get(node, -_AGAIN) >= _AGAIN:
+                self._greeted[node] = now
+                if question := self.push("query", wire.message({}, experiment=self.experiment), node, "roll"):
+                    self._asked[node] = question
         return self.nodes
+
+    def push(self, kind: str, content: Any, node: int, group: str, ttl: float | None = None) -> str | None:
+        """Sends a message; returns its number, or None if the SuperLink did not take it."""
+        from flwr.app import Message
+
+        (number,) = self.grid.push_messages([Message(content, node, kind, group_id=group, ttl=ttl)]) or (None,)
+        return number or None
 
     def pull(self, number: str) -> Any:
         """The content of the reply to a message, or in words why there will be none; None: not yet.
@@ -131,9 +147,9 @@ class Roll:
         """
         try:
             for reply in self.grid.pull_messages([number]):
-                return f"failed: {str(reply.error.reason)[:200]}" if reply.has_error() else reply.content
+                return f"failed: {_line(reply.error.reason, 300)}" if reply.has_error() else reply.content
         except Exception as error:
-            return f"refused: cannot be read ({type(error).__name__}: {str(error)[:100]})"
+            return f"refused: cannot be read ({type(error).__name__}: {_line(error)})"
         return None
 
     def _register(self, node: int, reply: Any) -> None:
@@ -149,8 +165,9 @@ class Roll:
         if taken is not None and taken != node:
             _LOG.warning("node %s is refused: node %s is client %d already.", node, taken, profile.client)
         elif first is not None and first != profile:
+            differ = [name for name, value in asdict(first).items() if value != asdict(profile)[name]]
             _LOG.warning(
-                "node %s is refused: client %d registered as %s, not %s.", node, profile.client, first, profile
+                "node %s is refused: client %d registered with another %s.", node, profile.client, ", ".join(differ)
             )
         else:
             _LOG.info("client %d is node %s: %s, %d examples", profile.client, node, profile.domain, profile.train)
@@ -164,7 +181,7 @@ class Roll:
             if len(self.profiles) == self.clients and self.nodes and waited > grace:
                 return
             if waited > patience:
-                missing = sorted(set(range(self.clients)) - self.profiles.keys())
+                missing = sorted(set(range(self.clients)) - self.nodes.keys())
                 raise HardyError(
                     f"clients {missing} did not register within {patience:g} s (network.patience). Start their nodes, "
                     "or ask for fewer (network.clients)."
@@ -237,7 +254,11 @@ class Flower(Engine):
         self.store = {}
         self._wire: dict[str, dict[str, int]] = {}
 
-    def traffic(self) -> dict[str, Any]:
+    def account(self, line: dict[str, Any]) -> dict[str, Any]:
+        """The bytes of each client; refusals, which the server decides on, go to the log as well."""
+        for client, why in line["lost"].items():
+            if why.startswith("refused"):
+                _LOG.warning("round %d: client %s %s", line["round"], client, why)
         return {"wire": self._wire}
 
     def train(self, work: Work) -> Iterator[Sequence[Answer] | dict[int, str]]:  # type: ignore[override]
@@ -288,27 +309,20 @@ class Flower(Engine):
             return self._message({"shared": shared, **own}, client, round=state.round, branch=branch, **asked)
 
         for client, came in self._ask("evaluate", state.round - 1, range(len(self.data.clients)), content):
-            said = {} if isinstance(came, str) else wire.figures(came, "accuracy")
+            if isinstance(came, str):
+                continue
+            said = wire.figures(came, "accuracy")
+            if said.get("round") != state.round:
+                _LOG.warning("round %d, evaluate: client %d refused: figures of another round", state.round, client)
+                continue
             for place, part in enumerate(("validation", "test", *threats)):
                 value = said.get(part)
                 if isinstance(value, float) and 0 <= value <= 1:
                     found[place][client] = value
-                elif said.get("round") is None:
-                    _LOG.warning(
-                        "client %d is not evaluated: %s", client, came if isinstance(came, str) else "no figures"
-                    )
-                    break
         return found
 
     def _message(self, records: dict[str, Any], client: int, **settings: Any) -> Any:
-        return wire.message(
-            records,
-            **settings,
-            experiment=self.roll.experiment,
-            clients=self.roll.clients,
-            client=client,
-            token=self.token,
-        )
+        return wire.message(records, **settings, experiment=self.roll.experiment, client=client, token=self.token)
 
     def _ask(
         self, kind: str, round: int, clients: Sequence[int], content: Callable[[int], Any], *, least: int = 0
@@ -318,16 +332,14 @@ class Flower(Engine):
         waiting, heard, lost = list(clients), 0, dict[int, str]()
         end = time.monotonic() + self.network.patience
         while waiting:
-            began, nodes = time.monotonic(), self.roll.refresh()
+            began, nodes, earlier = time.monotonic(), self.roll.refresh(), lost
             lost = {client: "away: its node is not online" for client in waiting if client not in nodes}
             pending: dict[str, int] = {}
             for client in (c for c in waiting if c in nodes):  # one by one: only one message is held at a time
                 asked = content(client)
                 self._count(client, "down", asked)
-                letter = _letter(kind, asked, nodes[client], str(round), self.network.deadline)
-                (taken,) = self.roll.grid.push_messages([letter]) or (None,)
-                if taken:
-                    pending[taken] = client
+                if number := self.roll.push(kind, asked, nodes[client], str(round), self.network.deadline):
+                    pending[number] = client
                 else:
                     lost[client] = "failed: the SuperLink did not take the message"
             while pending and time.monotonic() - began < self.network.deadline:
@@ -345,8 +357,8 @@ class Flower(Engine):
                 if pending:
                     time.sleep(min(3.0, max(_PAUSE, 0.1 * len(pending))))  # every look is a request for each
             lost |= dict.fromkeys(pending.values(), f"silent: no reply within {self.network.deadline:g} s")
-            for client, why in lost.items():
-                _LOG.warning("round %s, %s: client %d %s", round + 1, kind, client, why)
+            for client, why in lost.items() - earlier.items():
+                _LOG.warning("round %d, %s: client %d %s", round + 1, kind, client, why)
             if heard >= min(least, len(clients)):
                 break
             if time.monotonic() > end:
@@ -354,8 +366,9 @@ class Flower(Engine):
                     f"round {round + 1}: {heard} replies within {self.network.patience:g} s, but network.replies is "
                     f"{least}. Start the missing nodes and go on with the same folder; nothing is lost."
                 )
-            _LOG.warning("round %s: %d replies of the %d needed; asking again", round + 1, heard, least)
-            time.sleep(_PAUSE)
+            if lost != earlier:
+                _LOG.warning("round %d: %d replies of the %d needed; asking again", round + 1, heard, least)
+            time.sleep(5 * _PAUSE)
         _LOG.info("round %d, %s: %d of %d clients answered", round + 1, kind, heard, len(clients))
         yield from ((client, lost[client]) for client in waiting)
 
@@ -369,7 +382,6 @@ def squeezed(plan: Plan) -> list[str]:
     return [name for name in plan.trained if plan.placement[name] is Placement.SHARED]
 
 
-def _letter(kind: str, content: Any, node: int, group: str, ttl: float | None = None) -> Any:
-    from flwr.app import Message
-
-    return Message(content, node, kind, group_id=group, ttl=ttl)
+def _line(text: object, most: int = 100) -> str:
+    """Words from outside as a piece of one line of a log."""
+    return "".join(c if c.isprintable() else " " for c in str(text)[:most])

@@ -1,8 +1,13 @@
 """Flower's two apps: the server's whole experiment, and the client that answers it."""
 
 import json
+import logging
+import os
 import secrets
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,17 +15,18 @@ from typing import Any
 import torch
 
 from hardy import config, experiment
-from hardy.config import FROM_PYTHON, Experiment
+from hardy.config import Experiment
 from hardy.data.splits import Federation
 from hardy.engines.base import Engine
 from hardy.engines.flower import Flower, Profile, Roll
 from hardy.errors import HardyError
 from hardy.flower import wire
-from hardy.flower.node import Given, Memory, node
+from hardy.flower.node import Given, Memory, Node, node
 from hardy.method import Method, Model, Plan
-from hardy.state import write_atomic
+from hardy.state import disk, write_atomic
 
 _OUTCOME = ".outcome.json"
+_LOG = logging.getLogger("flwr")
 
 
 def server_app(
@@ -28,33 +34,62 @@ def server_app(
 ) -> Any:
     """A ServerApp that runs an experiment (a TOML file or a bundled name) to its end, or goes on where it stopped.
 
-    The run folder is the run's configuration `out`, or the one given here. A method or a model given as objects take
-    the place of the names in the experiment; the client app must be given the same.
+    The run's configuration may name another experiment (`experiment`) and the run folder (`out`). A method or a model
+    given as objects take the place of the names in the experiment; the client app must be given the same.
     """
     from flwr.serverapp import ServerApp
 
     app = ServerApp()
 
     def main(grid: Any, context: Any) -> None:
+        _end_with_parent()
         folder = context.run_config.get("out") or out
         if not folder:
             raise HardyError("the run has no folder; give one: flwr run APP --run-config 'out=\"/data/runs/first\"'.")
         asked = config.read(str(context.run_config.get("experiment") or source))
-        try:
-            serve(asked, grid, Path(folder), method=method, model=model, quiet=True)
-        except HardyError as error:
-            note(Path(folder), run=str(context.run_id), error=str(error))
-            raise
-        note(Path(folder), run=str(context.run_id), error=None)
+        with _logged(Path(folder)):
+            try:
+                serve(asked, grid, Path(folder), method=method, model=model, quiet=True)
+            except Exception as error:
+                _LOG.exception("the run ended")
+                note(Path(folder), run=str(context.run_id), error=str(error) or type(error).__name__)
+                raise
+            note(Path(folder), run=str(context.run_id), error=None)
 
     app.main()(main)
     return app
 
 
+def _end_with_parent() -> None:
+    """Without its SuperLink the process would try for ever to reach it, and hold on to the run folder."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)  # nothing is lost: what is on disk is whole
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def _logged(folder: Path) -> Iterator[None]:
+    """Keeps what Flower's log says of the run in its folder: the SuperLink has it only for as long as it lives."""
+    with disk(str(folder)):
+        folder.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(folder / "network.log", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    _LOG.addHandler(handler)
+    try:
+        yield
+    finally:
+        _LOG.removeHandler(handler)
+        handler.close()
+
+
 def note(folder: Path, **outcome: Any) -> None:
     """Leaves word of how a run ended where who started it looks for it."""
-    if folder.is_dir():
-        write_atomic(folder / _OUTCOME, json.dumps(outcome).encode())
+    write_atomic(folder / _OUTCOME, json.dumps(outcome).encode())
 
 
 def outcome(folder: Path, run: str) -> str | None:
@@ -73,28 +108,29 @@ def client_app(*, method: Method | None = None, model: Model | None = None, data
 
     app, given = ClientApp(), Given(method=method, model=model, data=data)
 
-    def who(message: Any, context: Any) -> tuple[Any, Memory, dict[str, Any]]:
+    def who(message: Any, context: Any) -> tuple[Node, Memory]:
         asked = wire.settings(message.content)
         me = node(str(asked["experiment"]), tuple(sorted(context.node_config.items())), given)
         if "client" in asked and int(asked["client"]) != me.number:
             raise HardyError(f"a message for client {asked['client']} came to client {me.number}; it is not answered.")
-        return me, Memory(context, str(asked.get("token", "none")), me.number, me.folder), asked
+        return me, Memory(me.folder, str(asked.get("token", "none")), me.number)
 
-    def introduce(message: Any, context: Any) -> Any:
-        me, _, _ = who(message, context)
-        return Message(wire.message({}, profile=me.profile.words()), reply_to=message)
+    def answering(answer: Callable[[Node, Any, Memory], Any]) -> Callable[[Any, Any], Any]:
+        def handle(message: Any, context: Any) -> Any:
+            try:
+                me, memory = who(message, context)
+                return Message(answer(me, message.content, memory), reply_to=message)
+            except HardyError:
+                raise
+            except Exception as error:  # its words would go to the server, and might quote what is private
+                _LOG.exception("the message is not answered")
+                raise HardyError(f"{type(error).__name__}; the node's own log says more.") from None
 
-    def train(message: Any, context: Any) -> Any:
-        me, memory, _ = who(message, context)
-        return Message(me.train(message.content, memory), reply_to=message)
+        return handle
 
-    def evaluate(message: Any, context: Any) -> Any:
-        me, memory, _ = who(message, context)
-        return Message(me.evaluate(message.content, memory), reply_to=message)
-
-    app.query()(introduce)
-    app.train()(train)
-    app.evaluate()(evaluate)
+    app.query()(answering(lambda me, content, memory: wire.message({}, profile=me.profile.words())))
+    app.train()(answering(Node.train))
+    app.evaluate()(answering(Node.evaluate))
     return app
 
 
@@ -108,13 +144,21 @@ def serve(
     quiet: bool = False,
 ) -> experiment.Run:
     """Calls the roll, then runs or resumes the experiment over the grid. A checkpoint is written every round."""
-    again = folder is not None and (folder / "config.toml").is_file()
-    if again and folder is not None:
-        asked = config.read(str(folder / "config.toml"), check=method is None)
+    begun = folder if folder is not None and (folder / "config.toml").is_file() else None
+    known = {"token": secrets.token_hex(8), "clients": []}
+    if begun:
+        asked = config.read(str(begun / "config.toml"), check=method is None)
+        try:
+            known = json.loads((begun / "network.json").read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise HardyError(
+                f"{begun} holds a run but no network.json ({error}): it was not made over a network, or its nodes "
+                "would not find their private tensors again. Choose another folder."
+            ) from None
     asked = replace(
         asked,
         engine=replace(asked.engine, name="flower"),
-        checkpoint=replace(asked.checkpoint, every=asked.checkpoint.every or 1),
+        checkpoint=replace(asked.checkpoint, every=1),  # nodes remember no more than a few rounds to go back to
     )
     if asked.evaluation.diagnose:
         raise HardyError("evaluation.diagnose needs all clients' images in one place; leave it out over a network.")
@@ -122,12 +166,8 @@ def serve(
     if clients is None:
         clients = len(asked.faults.infiltrate(experiment.federation(asked), asked.seed).clients)
     roll = Roll(grid=grid, experiment=asked.to_toml(), clients=clients)
-    token = secrets.token_hex(8)
-    record = folder / "network.json" if folder is not None else None
-    if again and record is not None and record.exists():
-        known = json.loads(record.read_text("utf-8"))
-        token, profiles = known["token"], [Profile.read(json.dumps(p), clients) for p in known["clients"]]
-        roll.profiles = {profile.client: profile for profile in profiles}
+    profiles = [Profile.read(json.dumps(profile), clients) for profile in known["clients"]]
+    roll.profiles = {profile.client: profile for profile in profiles}
     roll.wait(asked.network.patience, grace=min(asked.network.deadline, 60.0))
     data = roll.ledger()
 
@@ -141,15 +181,13 @@ def serve(
             dtype=torch.float64 if asked.engine.precision == "float64" else torch.float32,
             roll=roll,
             network=asked.network,
-            token=token,
+            token=str(known["token"]),
         )
 
-    if record is not None:
-        record.parent.mkdir(parents=True, exist_ok=True)
-        known = {"token": token, "clients": [json.loads(roll.profiles[c].words()) for c in range(clients)]}
-        write_atomic(record, json.dumps(known, indent=1).encode())
-    if asked.network.clients is not None:  # the rows are the nodes' own
-        asked = replace(asked, data=replace(asked.data, source=FROM_PYTHON))
-    if again and folder is not None:
-        return experiment.resume(folder, method=method, model=model, data=data, network=connect, quiet=quiet)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        known["clients"] = [json.loads(roll.profiles[client].words()) for client in range(clients)]
+        write_atomic(folder / "network.json", json.dumps(known, indent=1).encode())
+    if begun:
+        return experiment.resume(begun, method=method, model=model, data=data, network=connect, quiet=quiet)
     return experiment.fit(asked, method=method, model=model, data=data, network=connect, out=folder, quiet=quiet)

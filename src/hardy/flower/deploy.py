@@ -3,6 +3,8 @@
 import datetime
 import ipaddress
 import os
+import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,13 +50,14 @@ def certificates(folder: Path, *, hosts: Sequence[str], nodes: int, days: int = 
 
     if nodes < 1:
         raise HardyError(f"--nodes is {nodes}; it must be 1 or more.")
-    if not hosts:
-        raise HardyError("name the SuperLink's host: --hosts server.example.org,10.0.0.1.")
+    if days < 1:
+        raise HardyError(f"--days is {days}; it must be 1 or more.")
+    if not hosts or not all(re.fullmatch(r"[A-Za-z0-9.:_*-]+", host) for host in hosts):
+        raise HardyError(f"--hosts is {','.join(hosts)!r}; name the SuperLink's hosts: server.example.org,10.0.0.1.")
     if found := sorted(path.name for path in folder.glob("*.key")):
         raise HardyError(f"{folder} already holds keys ({found[0]}, ...); choose another folder.")
     with disk(str(folder)):
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     now = datetime.datetime.now(datetime.UTC)
 
     def signed(subject: str, key: Any, issuer: Any, by: Any, *extensions: Any) -> Any:
@@ -139,7 +142,7 @@ def app(folder: Path, experiment: Experiment, *, superlink: str, authority: Path
                 "app": {
                     "publisher": "hardy",
                     "components": {"serverapp": "hardy_app.app:server", "clientapp": "hardy_app.app:client"},
-                    "config": {"out": str(out.absolute())},
+                    "config": {"out": str(out.absolute()), "experiment": ""},
                 }
             }
         },
@@ -156,5 +159,5 @@ def app(folder: Path, experiment: Experiment, *, superlink: str, authority: Path
     flower = {"superlink": {"default": CONNECTION, CONNECTION: link}}
     write_atomic(home / "config.toml", dump(flower).encode() + b"\n")
     settings = {**ENVIRONMENT, "FLWR_HOME": str(home)}
-    lines = [f"export {name}='{value}'\n" for name, value in settings.items()]
+    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in settings.items()]
     write_atomic(folder / "environment", "".join(lines).encode())

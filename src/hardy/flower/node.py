@@ -1,9 +1,8 @@
 """The clients' half: what a node does with a message. It trains with begin, step and finish like every other engine.
 
 A node is one client. Its number, its data and its profile stand in its own configuration; the experiment comes with
-every message, since Flower starts a new process for each. Its private tensors stay in a file of its own (or, without
-one, in Flower's Context), as they were before and after the last round: asked for the same round again, it starts where
-it started then, so that a server that died in the middle can repeat the round.
+every message, since Flower starts a new process for each. Its private tensors stay in files of its own, not in Flower's
+Context, which is lost with the run and with the SuperNode.
 """
 
 from dataclasses import dataclass, replace
@@ -13,15 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save
 
 from hardy import config, evaluation, experiment, tensors
 from hardy.config import Experiment
 from hardy.data import readers, sources
 from hardy.data.splits import Client, Federation, blocks, federate
 from hardy.engines.base import Resident
-from hardy.engines.flower import Profile, squeezed
+from hardy.engines.flower import KINDS, Profile, squeezed
 from hardy.engines.sequential import Sequential
 from hardy.errors import HardyError
 from hardy.flower import wire
@@ -30,11 +28,13 @@ from hardy.method import Method, Model
 from hardy.partition import Placement
 from hardy.robustness.evaluate import accuracies
 from hardy.server import Server
-from hardy.state import ServerState, write_atomic
+from hardy.state import ServerState, disk, write_atomic
 from hardy.tensors import Tensors
 
 KEYS = {"client", "data", "source", "domain", "kind", "budget", "state", "device", "threads", "classes"}
 """what a node's configuration may hold"""
+_KEPT = 3
+"""rounds whose private tensors are kept: the server has two checkpoints to go back to, and a round it is in"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,6 +55,8 @@ class Node:
             raise HardyError(f"node configuration {min(unknown)!r} is unknown. Known: {', '.join(sorted(KEYS))}.")
         if "client" not in own:
             raise HardyError("the node's configuration names no client; add client=0 (or 1, 2, ...) to --node-config.")
+        if (kind := own.get("kind", "")) not in KINDS:
+            raise HardyError(f"kind={kind!r} in --node-config; it must be AT or ST, or absent.")
         chosen = config.parse(text, where="the server's experiment", check=given.method is None)
         self.chosen, self.number, self.folder = chosen, int(own["client"]), own.get("state")
         data = _data(chosen, own, given)
@@ -62,6 +64,11 @@ class Node:
             torch.set_num_threads(int(own["threads"]))
         device = replace(chosen.engine, device=str(own.get("device", chosen.engine.device))).find_device()
         plan = experiment.bind(chosen, data, given.method, given.model)
+        if (plan.names(Placement.PRIVATE) or chosen.network.compression) and not self.folder:
+            raise HardyError(
+                f"clients keep tensors of their own between rounds of {plan.method.name!r}; name a folder for them: "
+                'state="/data/hardy-state" in --node-config.'
+            )
         self.server = Server(plan=plan, clients=data.clients, seed=chosen.seed)
         self.engine = Sequential(
             plan,
@@ -93,7 +100,6 @@ class Node:
         engine.store = self._own(held)
         shared = [self._tensors(content, f"shared/{base}") for base in bases]
         reported = [self._tensors(content, f"reported/{base}") for base in bases]
-        before = {**held, **tensors.apply(torch.clone, engine.store)}
         lost = {name: value for name, value in held.items() if name not in engine.store}
         records: dict[str, Any] = {}
         for at, base in enumerate(bases):
@@ -121,7 +127,7 @@ class Node:
                     "loss": float(updates.loss[0]),
                 }
             )
-        memory.keep(round, before, {**engine.store, **lost})
+        memory.keep(round, {**engine.store, **lost})
         return RecordDict(records)
 
     def evaluate(self, content: Any, memory: "Memory") -> Any:
@@ -129,14 +135,15 @@ class Node:
         from flwr.app import MetricRecord, RecordDict
 
         asked = wire.settings(content)
-        self.engine.store = self._own(self.engine.cast(memory.after()))
+        round = int(asked["round"])
+        self.engine.store = self._own(self.engine.cast(memory.before(round)))
         state = ServerState(
-            round=int(asked["round"]),
+            round=round,
             shared=self._tensors(content, "shared"),
             reported=tensors.apply(lambda t: t[None], self._tensors(content, "reported")),
             memory={},
         )
-        said: dict[str, Any] = {"round": state.round}
+        said: dict[str, Any] = {"round": round}
         for part in ("validation", "test"):
             (value,) = accuracies(self.engine, state, part, str(asked["branch"]))["by_client"]
             said |= {} if value is None else {part: value}
@@ -169,49 +176,46 @@ def node(text: str, settings: tuple[tuple[str, Any], ...], given: Given) -> Node
 
 
 class Memory:
-    """A client's private tensors between two messages: a file in the node's state folder, or Flower's Context."""
+    """A client's private tensors after each of its last rounds, a file each in the node's state folder.
 
-    def __init__(self, context: Any, token: str, client: int, folder: str | None) -> None:
-        if not token.isalnum():
+    What a round starts from is the newest of an earlier round, so a server that goes back repeats the round as it was.
+    """
+
+    def __init__(self, folder: str | None, token: str, client: int) -> None:
+        if not (token.isascii() and token.isalnum()):
             raise HardyError(f"run token {token!r} must be letters and digits.")
-        self.context = context
-        self.path = Path(folder) / f"{token}-client-{client}.safetensors" if folder else None
+        self.folder = Path(folder) / token / f"client-{client}" if folder else None
 
     def before(self, round: int) -> Tensors:
-        """As they were before the node first heard of this round; {} if there are none yet."""
-        done, held = self._read()
-        return held["before" if done == round else "after"]
+        """As they were before a round; {} if it is the client's first."""
+        held = self._held()
+        if earlier := [path for at, path in held.items() if at < round]:
+            found: Tensors = load(earlier[-1].read_bytes())
+            return found
+        if len(held) == _KEPT:
+            raise HardyError(
+                f"the server is back at round {round + 1}; this client remembers its private tensors from round "
+                f"{min(held) + 2} on. Restore the server's run folder, or start a new run."
+            )
+        return {}
 
-    def after(self) -> Tensors:
-        return self._read()[1]["after"]
-
-    def keep(self, round: int, before: Tensors, after: Tensors) -> None:
-        if not after:
+    def keep(self, round: int, values: Tensors) -> None:
+        if not values or self.folder is None:
             return
-        held = {f"{word}/{n}": t for word, part in (("before", before), ("after", after)) for n, t in part.items()}
-        if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            content = save({n: t.contiguous().cpu() for n, t in held.items()}, {"round": str(round)})
-            write_atomic(self.path, content)
-        else:
-            self.context.state = wire.message({"private": wire.pack(held)}, round=round)
+        with disk(str(self.folder)):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomic(
+            self.folder / f"round-{round:06d}.safetensors", save({n: t.contiguous().cpu() for n, t in values.items()})
+        )
+        held = self._held()
+        later = [path for at, path in held.items() if at > round]  # of a course the server has left
+        for path in (*later, *[path for at, path in held.items() if at <= round][:-_KEPT]):
+            path.unlink()
 
-    def _read(self) -> tuple[int | None, dict[str, Tensors]]:
-        held: dict[str, Tensors] = {"before": {}, "after": {}}
-        done: int | None = None
-        if self.path is None:
-            done = wire.settings(self.context.state).get("round")
-            found = {n: torch.tensor(a) for n, a in wire.unpack(self.context.state, "private").items()}
-        elif self.path.exists():
-            with safe_open(self.path, "pt") as file:
-                done = int(file.metadata()["round"])
-                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        else:
-            found = {}
-        for name, value in found.items():
-            word, _, rest = name.partition("/")
-            held[word][rest] = value
-        return done, held
+    def _held(self) -> dict[int, Path]:
+        """Round -> file, in order."""
+        found = sorted(self.folder.glob("round-*.safetensors")) if self.folder else []
+        return {int(path.stem.removeprefix("round-")): path for path in found}
 
 
 def _placed(values: Tensors, *at: int) -> Tensors:
@@ -258,6 +262,8 @@ def _data(chosen: Experiment, own: dict[str, Any], given: Given) -> Federation:
 def _own(chosen: Experiment, own: dict[str, Any]) -> Federation:
     """One client of a data set of the node: an .npz file of arrays, or a folder a source can read."""
     path = Path(str(own["data"])) if "data" in own else None
+    if path is not None and not path.exists():
+        raise HardyError(f"data={str(path)!r} in --node-config; there is no such file or folder on this node.")
     if path is not None and path.suffix == ".npz":
         classes = [str(label) for label in range(int(own["classes"]))] if "classes" in own else None
         dataset = sources.arrays(*readers.npz_splits(path), classes=classes, name=path.stem)

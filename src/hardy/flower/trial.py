@@ -1,6 +1,7 @@
 """A whole network on one machine: a SuperLink with TLS and node authentication, and a SuperNode for each client.
 
-Everything it starts it stops, whatever happens; what it writes lies in the run folder under `flower/`.
+Everything it starts it stops; on Linux its processes end with it even if it is killed. What it writes lies in the run
+folder under `flower/`.
 """
 
 import contextlib
@@ -23,6 +24,7 @@ from hardy.errors import HardyError
 from hardy.flower import ENVIRONMENT
 from hardy.flower.apps import outcome
 from hardy.flower.deploy import CONNECTION, app, certificates, require_flower
+from hardy.folders import locked
 from hardy.progress import Progress
 from hardy.state import disk
 
@@ -30,6 +32,12 @@ _START = 120.0
 """seconds a process may take to come up"""
 _LOOK = 20.0
 """seconds between two questions whether a run is still alive"""
+_DIE = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
+"""becomes the command that follows, to be killed when its parent dies (PR_SET_PDEATHSIG); Flower's own children then
+miss their parent and end"""
+_MORTAL = [sys.executable, "-c", _DIE] if sys.platform == "linux" else []
+_MARK = "HARDY_TRIAL"
+"""names the folder of the trial that a process belongs to"""
 
 
 @dataclass
@@ -43,25 +51,26 @@ class Site:
     environment: dict[str, str] = field(default_factory=dict)
 
     def prepare(self, chosen: Experiment, out: Path, nodes: int, data_folder: Path | None = None) -> None:
-        """Keys and the app; those of an earlier trial in the folder are used again."""
+        """Keys and the app; keys of an earlier trial in the folder are used again."""
         self.port = self.port or _free_port()
         keys = self.folder / "keys"
-        if not (keys / "server.key").exists():
+        if not (keys / f"node-{nodes - 1}.pub").exists():  # the last that is written
+            shutil.rmtree(keys, ignore_errors=True)
             certificates(keys, hosts=["127.0.0.1", "localhost"], nodes=nodes)
         shutil.rmtree(self.folder / "app", ignore_errors=True)
         link = f"127.0.0.1:{self.port}"
         app(self.folder / "app", chosen, superlink=link, authority=keys / "ca.pem", out=out)
-        home = {"FLWR_HOME": str((self.folder / "app" / ".flwr").absolute())}
+        own = {"FLWR_HOME": str((self.folder / "app" / ".flwr").absolute()), _MARK: str(self.folder.absolute())}
         data = {"HARDY_DATA": str(data_folder.absolute())} if data_folder else {}
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        self.environment = {**os.environ, **ENVIRONMENT, **home, **data, "PATH": path}
+        self.environment = {**os.environ, **ENVIRONMENT, **own, **data, "PATH": path}
 
     def start(self, name: str, command: Sequence[str], **environment: str) -> subprocess.Popen[bytes]:
         """Starts a process in a group of its own, with its output in a log."""
         (self.folder / "logs").mkdir(exist_ok=True)
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
             made = subprocess.Popen(
-                command,
+                [*_MORTAL, *command],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -84,7 +93,7 @@ class Site:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
                 return
             if started.poll() is not None or time.monotonic() > end:
-                raise HardyError(f"the SuperLink did not start: {self.tail('superlink')}")
+                raise HardyError(f"the SuperLink did not start: {self.log('superlink')[-1000:]}")
             time.sleep(0.2)
 
     def register(self, key: Path) -> None:
@@ -105,14 +114,15 @@ class Site:
                 *("--root-certificates", str(authority or keys / "ca.pem")),
                 *("--auth-supernode-private-key", str(key or keys / f"node-{number}.key")),
                 *("--host", "127.0.0.1", "--port", str(_free_port())),
-                *("--node-config", " ".join(f"{name}={json.dumps(value)}" for name, value in own.items())),
+                *("--node-config", _toml(own)),
             ],
             OMP_NUM_THREADS="1",
         )
 
-    def submit(self) -> str:
-        """Starts the run; returns its number."""
-        return str(self._asked("run", str(self.folder / "app"), CONNECTION)["run-id"])
+    def submit(self, **settings: Any) -> str:
+        """Starts a run, with settings in place of the app's own; returns its number."""
+        given = ["--run-config", _toml(settings)] if settings else []
+        return str(self._asked("run", str(self.folder / "app"), CONNECTION, *given)["run-id"])
 
     def status(self, run: str) -> str:
         """Flower's word on a run, such as running or finished:failed."""
@@ -126,18 +136,15 @@ class Site:
 
     def flwr(self, *words: str) -> str:
         """Flower's command line; an error with what it said if it fails."""
-        done = subprocess.run(
-            ["flwr", *words], capture_output=True, text=True, env=self.environment, timeout=_START, check=False
-        )
+        try:
+            done = subprocess.run(
+                ["flwr", *words], capture_output=True, text=True, env=self.environment, timeout=_START, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise HardyError(f"flwr {words[0]} has not answered within {_START:g} s.") from None
         if done.returncode:
             raise HardyError(f"flwr {words[0]} failed: {(done.stdout + done.stderr).strip()[-500:]}")
         return done.stdout
-
-    def tail(self, name: str, lines: int = 15) -> str:
-        """The end of a log; the last HardyError in it where there is one."""
-        found = self.log(name).splitlines()
-        errors = [line.partition("HardyError: ")[2] for line in found if "HardyError: " in line]
-        return errors[-1] if errors else "\n".join(found[-lines:])
 
     def log(self, name: str) -> str:
         """What a process has said so far."""
@@ -170,6 +177,21 @@ def site(folder: Path) -> Iterator[Site]:
             place.stop(name)
 
 
+@contextlib.contextmanager
+def network(folder: Path, chosen: Experiment, out: Path, nodes: int, data_folder: Path | None = None) -> Iterator[Site]:
+    """A SuperLink and so many SuperNodes, ready to be given the experiment."""
+    with site(folder) as place, locked(folder):
+        for left in members(folder):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(left, signal.SIGKILL)
+        place.prepare(chosen, out, nodes, data_folder)
+        place.superlink()
+        for number in range(nodes):
+            place.register(place.folder / "keys" / f"node-{number}.pub")
+            place.supernode(number)
+        yield place
+
+
 def trial(
     chosen: Experiment, out: Path, *, data_folder: Path | None = None, quiet: bool = False, again: bool = False
 ) -> Path:
@@ -182,40 +204,33 @@ def trial(
         raise HardyError("a trial needs an experiment that is all in its TOML; with Python objects write an app.")
     if (out / "config.toml").exists() and not again:
         raise HardyError(f"{out} already holds a run. Go on with `hardy resume {out}`, or choose another folder.")
-    chosen = replace(chosen, engine=replace(chosen.engine, name="flower"))
-    clients = len(experiment.federation(chosen, None, data_folder).clients)
-    if chosen.faults.added and isinstance(chosen.faults.hostile, int):
-        clients += chosen.faults.hostile
-    with site(out / "flower") as place:
-        place.prepare(chosen, out, clients, data_folder)
-        place.superlink()
-        for number in range(clients):
-            place.register(place.folder / "keys" / f"node-{number}.pub")
-            place.supernode(number)
+    # all clients are here, with the experiment's own rows
+    chosen = replace(chosen, network=replace(chosen.network, clients=None))
+    clients = len(chosen.faults.infiltrate(experiment.federation(chosen, None, data_folder), chosen.seed).clients)
+    with network(out / "flower", chosen, out, clients, data_folder) as place:
         watch(place, place.submit(), out, chosen.rounds, quiet=quiet)
     return out
 
 
 def watch(place: Site, run: str, out: Path, rounds: int, *, quiet: bool = True) -> None:
     """Waits for a run's end, with the progress its metrics show; an error with the reason if it failed."""
-    progress, done, look = Progress(rounds, quiet=quiet), -1, time.monotonic() + _LOOK
+    progress, done, look = Progress(rounds, quiet=quiet), 0, time.monotonic() + _LOOK
     try:
         while True:
-            for name, process in place.processes.items():
-                if name == "superlink" and process.poll() is not None:
-                    raise HardyError(
-                        f"the SuperLink ended: {place.tail('superlink')}\nGo on with `hardy resume {out}`."
-                    )
+            if place.processes["superlink"].poll() is not None:
+                raise HardyError(
+                    f"the SuperLink ended: {place.log('superlink')[-1000:]}\nGo on with `hardy resume {out}`."
+                )
             if (ended := outcome(out, run)) is not None:
                 if ended:
                     raise HardyError(ended)
                 return
             with contextlib.suppress(OSError):
                 done = len((out / "metrics.jsonl").read_text("utf-8").splitlines())
-            progress.update(max(done, 0))
+            progress.update(done)
             if time.monotonic() > look:  # seldom: each time is a process of some seconds
                 if (status := place.status(run)).startswith("finished") and outcome(out, run) is None:
-                    raise HardyError(f"the run over Flower ended as {status}: {place.tail('superlink')}")
+                    raise HardyError(f"the run over Flower ended as {status}; {out / 'network.log'} says more.")
                 look = time.monotonic() + _LOOK
             time.sleep(0.5)
     finally:
@@ -233,6 +248,21 @@ def descendants(process: int) -> list[int]:
     for one in found:
         found += parents.get(one, [])
     return found[1:]
+
+
+def members(folder: Path) -> list[int]:
+    """The processes of the trial in a folder, whoever their parents are; none where there is no /proc."""
+    mark, found = f"{_MARK}={folder.absolute()}".encode(), []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in environment.read_bytes().split(b"\0"):
+                found.append(int(environment.parent.name))
+    return found
+
+
+def _toml(settings: dict[str, Any]) -> str:
+    """Settings as Flower's command line wants them."""
+    return " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
 
 
 def _free_port() -> int:
