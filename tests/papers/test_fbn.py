@@ -146,15 +146,10 @@ def test_momentum_outside_its_range_is_refused(wrong):
 
 
 def test_a_dual_norm_of_two_federated_branches_is_exact_too():
-    """Clean and attacked images have statistics of their own, both pooled with the momentum of the dual layer."""
-    norm = PARTS["norm"]["dual"](clean=federated(), adversarial=federated(), momentum=0.3)
+    """Clean and attacked images have statistics of their own, each pooled with its own momentum."""
+    norm = PARTS["norm"]["dual"](clean=federated(momentum=0.3), adversarial=federated())
     both = run(hardy.papers.fatavg_dbn().replace(norm=norm), rounds=2, rate=0.0).state.shared
     one = run(hardy.papers.fedavg(norm=federated(momentum=0.3)), rounds=2, rate=0.0).state.shared
     torch.testing.assert_close(both["1.clean.var"], one["1.clean.var"], rtol=0, atol=1e-12)
     assert not torch.equal(both["1.adversarial.mean"], both["1.clean.mean"])
     assert not both["1.clean.count"].any() and not both["1.adversarial.count"].any()  # each branch has been pooled
-
-
-def test_a_momentum_that_a_dual_norm_would_ignore_is_refused():
-    with pytest.raises(hardy.HardyError, match="Give them to dual"):
-        PARTS["norm"]["dual"](clean=federated(momentum=0.3))

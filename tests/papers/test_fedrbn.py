@@ -19,7 +19,7 @@ from hardy.models.net import Net
 from hardy.papers.fedbn import local
 from hardy.papers.fedrbn import pnc, propagated
 from hardy.partition import Placement, Role, Tag
-from hardy.parts.norm import dual
+from hardy.parts.norm import batch, dual, group
 from hardy.parts.objective import Batch, cross_entropy
 from hardy.robustness.attacks import pgd
 from hardy.server import Cohort
@@ -264,7 +264,7 @@ def test_an_adopted_network_gives_its_affine_to_both_branches():
 
 def test_noise_falls_on_the_statistics_only():
     """The deviation of what is kept is σ; the pass itself, and the gradient, are as without noise."""
-    quiet, loud = (one_net(dual(noise=sigma), given=False) for sigma in (0.0, 0.5))
+    quiet, loud = (one_net(dual(clean=batch(noise=sigma)), given=False) for sigma in (0.0, 0.5))
     assert_close(*(gradient(cross_entropy(), *setting) for setting in (quiet, loud)), 0)
     drawn = []
     for seed in range(200):
@@ -282,6 +282,7 @@ def test_noise_falls_on_the_statistics_only():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: dual(clean=group()), "a branch of norm dual is 'Group', not a norm with one set of statistics"),
         (lambda: propagated(temperature=0.0), r"propagated temperature \(T\) is 0.0; it must be above 0"),
         (lambda: pnc(weight=1.5), r"pnc weight \(λ\) is 1.5; it must be in \[0, 1\]"),
         (lambda: pnc(clip=0.0), "it got 0.0 and 0"),

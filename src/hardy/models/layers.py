@@ -5,7 +5,7 @@ replaced by assignment, so a forward never writes into a tensor it was given: un
 new ones are read back from the state that was passed in.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -78,22 +78,37 @@ class Affine(nn.Module):
 
 
 class Statistics(Affine):
-    """Running mean and variance of one branch of a norm, and its affine if it has one of its own."""
+    """Running mean and variance of one branch of a norm, and its affine if it has one of its own. `noise` is the
+    deviation of Gaussian noise on every update of them, drawn from the key of the call."""
 
     mean: Tensor
     var: Tensor
 
-    def __init__(self, features: int, *, affine: bool = False) -> None:
+    def __init__(self, features: int, *, affine: bool = False, momentum: float = 0.1, noise: float = 0.0) -> None:
         super().__init__(features, affine=affine)
+        self.momentum, self.noise = momentum, noise
         self.register_buffer("mean", torch.zeros(features))
         self.register_buffer("var", torch.ones(features))
 
-    def normalise(self, x: Tensor, affine: Affine, momentum: float, eps: float) -> Tensor:
+    def normalise(self, x: Tensor, affine: Affine, eps: float) -> Tensor:
         """Normalises by the batch, and moves the running statistics towards it."""
         mean, var = self.mean.clone(), self.var.clone()
-        out = F.batch_norm(x, mean, var, affine.weight, affine.bias, True, momentum, eps)
+        out = F.batch_norm(x, mean, var, affine.weight, affine.bias, True, self.momentum, eps)
         self.mean, self.var = mean, var
         return out
+
+    def blur(self) -> None:
+        """Adds the noise."""
+        if self.noise:
+            self.mean, self.var = self._blurred(self.mean), self._blurred(self.var).clamp_min(0.0)
+
+    def _blurred(self, statistic: Tensor) -> Tensor:
+        call = current()
+        if call.key is None:
+            return statistic
+        call.draws += 1
+        drawn = random.normal(random.fold(call.key, call.draws), statistic.shape, statistic.dtype)
+        return statistic + self.noise * drawn
 
 
 class FederatedStatistics(Statistics):
@@ -105,14 +120,14 @@ class FederatedStatistics(Statistics):
     sent_mean: Tensor
     sent_var: Tensor
 
-    def __init__(self, features: int, *, affine: bool = False) -> None:
-        super().__init__(features, affine=affine)
+    def __init__(self, features: int, *, affine: bool = False, momentum: float = 0.1, noise: float = 0.0) -> None:
+        super().__init__(features, affine=affine, momentum=momentum, noise=noise)
         self.register_buffer("count", torch.zeros(()))
         self.register_buffer("sent_mean", torch.zeros(features), persistent=False)
         self.register_buffer("sent_var", torch.ones(features), persistent=False)
 
-    def normalise(self, x: Tensor, affine: Affine, momentum: float, eps: float) -> Tensor:
-        over = [axis for axis in range(x.dim()) if axis != 1]
+    def normalise(self, x: Tensor, affine: Affine, eps: float) -> Tensor:
+        momentum, over = self.momentum, [axis for axis in range(x.dim()) if axis != 1]
         var, mean = torch.var_mean(x.detach(), over, correction=0)
         mean, var = torch.lerp(self.sent_mean, mean, momentum), torch.lerp(self.sent_var, var, momentum)
         count = self.count + x.numel() / x.shape[1]
@@ -141,23 +156,20 @@ def _along(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 class BatchNorm(Affine):
     """Batch normalisation over every axis but the second, with statistics per branch and one affine for all, or one
-    for each branch. `noise` is the deviation of Gaussian noise on every update of the statistics, drawn from the key of
-    the call; `gain` multiplies what comes in where the batch's own statistics are used (layer rescaling)."""
+    for each branch. `gain` multiplies what comes in where the batch's own statistics are used (layer rescaling)."""
 
     def __init__(
         self,
         features: int,
         *,
-        branches: Mapping[str, type[Statistics]] | None = None,
-        momentum: float = 0.1,
+        branches: Mapping[str, Callable[..., Statistics]] | None = None,
         eps: float = 1e-5,
-        noise: float = 0.0,
         dual_affine: bool = False,
     ) -> None:
         super().__init__(features, affine=not dual_affine)
-        self.momentum, self.eps, self.noise, self.dual_affine, self.gain = momentum, eps, noise, dual_affine, 1.0
-        for branch, kind in (branches or {"clean": Statistics}).items():
-            self.add_module(branch, kind(features, affine=dual_affine))
+        self.eps, self.dual_affine, self.gain = eps, dual_affine, 1.0
+        for branch, make in (branches or {"clean": Statistics}).items():
+            self.add_module(branch, make(features, affine=dual_affine))
 
     def forward(self, x: Tensor) -> Tensor:
         call = current()
@@ -166,9 +178,8 @@ class BatchNorm(Affine):
         kept, affine = self._branch(call.branch)
         if call.statistics == "running":
             return scale_and_shift(x, kept.mean, kept.var, affine, self.eps)
-        out = kept.normalise(x if self.gain == 1.0 else x * self.gain, affine, self.momentum, self.eps)
-        if self.noise:
-            kept.mean, kept.var = self._blur(kept.mean), self._blur(kept.var).clamp_min(0.0)
+        out = kept.normalise(x if self.gain == 1.0 else x * self.gain, affine, self.eps)
+        kept.blur()
         return out
 
     def _branch(self, name: str) -> tuple[Statistics, Affine]:
@@ -187,14 +198,6 @@ class BatchNorm(Affine):
             lines.append(_line(kept.mean, kept.var, affine, self.eps))
         scale, shift = ((1 - robustness) * clean + robustness * robust for clean, robust in zip(*lines, strict=True))
         return _along(x, scale, shift)
-
-    def _blur(self, statistic: Tensor) -> Tensor:
-        call = current()
-        if call.key is None:
-            return statistic
-        call.draws += 1
-        drawn = random.normal(random.fold(call.key, call.draws), statistic.shape, statistic.dtype)
-        return statistic + self.noise * drawn
 
 
 class Dropout(nn.Module):

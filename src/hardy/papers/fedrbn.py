@@ -181,9 +181,8 @@ def fedrbn(
     return Method(
         name="fedrbn",
         norm=dual(
-            clean=local(affine=affine, statistics=Placement.REPORTED),
-            adversarial=propagated(affine=affine, temperature=temperature),
-            noise=noise,
+            clean=local(affine=affine, statistics=Placement.REPORTED, noise=noise),
+            adversarial=propagated(affine=affine, temperature=temperature, noise=noise),
             dual_affine=dual_affine,
         ),
         objective=by_kind(

@@ -12,6 +12,7 @@ row · x̃ the attacked x · BNc, BNa the norms' branches
 4. At inference λ is chosen: BNc at 0, BNa above; between two levels the codes are interpolated.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -23,7 +24,7 @@ from torch.nn import functional as F
 from hardy import random
 from hardy.errors import HardyError
 from hardy.method import Method
-from hardy.models.layers import BatchNorm, current, scale_and_shift
+from hardy.models.layers import BatchNorm, Statistics, current, scale_and_shift
 from hardy.models.net import Net
 from hardy.parts.norm import Dual
 from hardy.parts.objective import Batch, Objective
@@ -40,8 +41,10 @@ class Conditioned(BatchNorm):
 
     rows: Tensor
 
-    def __init__(self, features: int, *, levels: tuple[float, ...], code: int, **options: object) -> None:
-        super().__init__(features, dual_affine=True, **options)  # type: ignore[arg-type]
+    def __init__(
+        self, features: int, *, levels: tuple[float, ...], code: int, branches: Mapping[str, Callable[..., Statistics]]
+    ) -> None:
+        super().__init__(features, dual_affine=True, branches=branches)
         self.levels = levels
         drawn = torch.randn(code, code, generator=torch.Generator().manual_seed(0))
         self.register_buffer("rows", torch.linalg.qr(drawn)[0][: len(levels)].contiguous(), persistent=False)
@@ -94,10 +97,7 @@ class Conditional(Dual):
             )
 
     def layer(self, features: int) -> nn.Module:
-        kept = {"clean": self.clean.keeps, "adversarial": self.adversarial.keeps}
-        return Conditioned(
-            features, levels=self.levels, code=self.code, branches=kept, momentum=self.momentum, noise=self.noise
-        )
+        return Conditioned(features, levels=self.levels, code=self.code, branches=self.kept)
 
 
 @part("objective")

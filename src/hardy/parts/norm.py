@@ -1,7 +1,7 @@
 """Norms: which layer normalises, who owns its affine and its statistics, and what the server does to them."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torch import nn
@@ -23,7 +23,6 @@ class Norm:
     """The part that owns the tensors of the normalisation layers."""
 
     keeps: ClassVar[type[Statistics]] = Statistics
-    """what a layer keeps for a branch of this norm"""
 
     @property
     def branches(self) -> frozenset[str] | None:
@@ -31,6 +30,10 @@ class Norm:
         return frozenset({"clean"})
 
     def layer(self, features: int) -> nn.Module:
+        raise NotImplementedError
+
+    def statistics_of(self, features: int, *, affine: bool) -> Statistics:
+        """What a layer keeps for a branch of this norm."""
         raise NotImplementedError
 
     def placement(self, tag: Tag) -> Placement:
@@ -74,8 +77,11 @@ class Batch(Norm):
     """statistics a client is served with: running = tracked in training, batch = of its test rows together (figures
     then depend on how they are cut), post = of its training rows, measured after training (HeteroFL's static BN)"""
 
+    def statistics_of(self, features: int, *, affine: bool) -> Statistics:
+        return self.keeps(features, affine=affine, momentum=self.momentum, noise=self.noise)
+
     def layer(self, features: int) -> nn.Module:
-        return BatchNorm(features, branches={"clean": self.keeps}, momentum=self.momentum, noise=self.noise)
+        return BatchNorm(features, branches={"clean": self.statistics_of})
 
 
 @part("norm")
@@ -83,24 +89,21 @@ class Batch(Norm):
 class Dual(Norm):
     """Two sets of statistics, for clean and for attacked images, behind one affine (Xie et al. 2020; DBN in FedRBN).
 
-    Each branch is owned as the norm given for it says; the one affine as the clean one says, which also says when the
-    statistics stand still. Momentum and noise are given here, for both.
+    Each branch is kept and owned as the norm given for it says; the one affine as the clean one says, which also says
+    when the statistics stand still.
     """
 
     clean: Norm = Batch()
     adversarial: Norm = Batch()
-    momentum: float = 0.1
-    noise: float = 0.0
-    """σ, as in `batch`"""
     dual_affine: bool = False
     """an affine for each branch, as Split-Mix has it"""
 
     def __post_init__(self) -> None:
         for norm in (self.clean, self.adversarial):
-            if isinstance(norm, Batch) and (norm.momentum, norm.noise) != (Batch.momentum, Batch.noise):
+            if norm.branches != frozenset({"clean"}):
                 raise HardyError(
-                    f"a branch of norm dual has momentum {norm.momentum} and noise {norm.noise}, but both branches "
-                    "share one of each. Give them to dual."
+                    f"a branch of norm dual is {type(norm).__name__!r}, not a norm with one set of statistics. Take "
+                    "batch, local, federated or propagated."
                 )
             if norm.serving != "running":
                 raise HardyError(
@@ -118,13 +121,12 @@ class Dual(Norm):
         return frozenset({"clean", "adversarial"})
 
     def layer(self, features: int) -> nn.Module:
-        return BatchNorm(
-            features,
-            branches={"clean": self.clean.keeps, "adversarial": self.adversarial.keeps},
-            momentum=self.momentum,
-            noise=self.noise,
-            dual_affine=self.dual_affine,
-        )
+        return BatchNorm(features, branches=self.kept, dual_affine=self.dual_affine)
+
+    @property
+    def kept(self) -> dict[str, Callable[..., Statistics]]:
+        """What a layer keeps for each branch."""
+        return {"clean": self.clean.statistics_of, "adversarial": self.adversarial.statistics_of}
 
     def placement(self, tag: Tag) -> Placement:
         return (self.adversarial if tag.branch == "adversarial" else self.clean).placement(tag)
@@ -133,10 +135,7 @@ class Dual(Norm):
         return self.clean.frozen(round)
 
     def statistics_rule(self, branch: str, rule: Aggregator) -> Aggregator:
-        norm = self.adversarial if branch == "adversarial" else self.clean
-        if isinstance(norm, Batch):
-            norm = replace(norm, momentum=self.momentum)  # a dual layer moves both branches alike
-        return norm.statistics_rule(branch, rule)
+        return (self.adversarial if branch == "adversarial" else self.clean).statistics_rule(branch, rule)
 
     def exchange(self, reported: Tensors, tags: Mapping[str, Tag], clients: Sequence[Client]) -> Tensors:
         for branch, norm in (("clean", self.clean), ("adversarial", self.adversarial)):
