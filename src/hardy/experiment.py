@@ -200,7 +200,13 @@ def evaluate(
     **options: Any,
 ) -> dict[str, Any]:
     """Measures a run, or the run in a folder, as `hardy.evaluation.evaluate` says."""
-    return evaluation.evaluate(run if isinstance(run, Run) else load(run, data_folder=data_folder), threats, **options)
+    run = run if isinstance(run, Run) else load(run, data_folder=data_folder)
+    if not any(len(client.test) + len(client.validation) for client in run.engine.data.clients):
+        raise HardyError(
+            f"nobody in {run.folder or 'this run'} holds rows to measure on, here. Over a network let the nodes "
+            "measure (evaluation.threats in the experiment), or pass data to hardy.load."
+        )
+    return evaluation.evaluate(run, threats, **options)
 
 
 def prepare(
@@ -332,10 +338,9 @@ def _reopen(
     if far := network is None and saved.engine.name == "flower":  # to be looked at here, not to be trained
         saved = replace(saved, engine=replace(saved.engine, name="sequential"))
         if saved.network.clients is not None and data is None:
-            raise HardyError(
-                f"the rows of {folder} are its nodes' own, and not here. Let the nodes measure: evaluation.threats in "
-                "the experiment; or pass data to hardy.load."
-            )
+            from hardy.engines.flower import without_rows
+
+            data = without_rows(folder)
     run = prepare(
         saved,
         method=method,

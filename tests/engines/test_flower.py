@@ -16,6 +16,7 @@ from hardy.config import EvaluationChoice
 from hardy.engines import EngineChoice, Network
 from hardy.engines.flower import Profile
 from hardy.errors import HardyError
+from hardy.export import export
 from hardy.flower import wire
 from hardy.models import tiny_cnn
 from hardy.partition import Placement, Role
@@ -515,3 +516,23 @@ def test_nodes_bring_their_own_data(tmp_path):
     }.items():
         with pytest.raises(HardyError, match=said):
             Node(asked.to_toml(), (("client", 0), *settings), Given())
+
+
+def test_the_network_of_a_deployment_can_be_had_without_its_rows(tmp_path):
+    grid, rng = Grid([client_app(), client_app()]), np.random.default_rng(0)
+    for number, context in enumerate(grid.contexts.values()):
+        x, y = rng.integers(0, 256, (20, 8, 8), dtype=np.uint8), rng.integers(0, 3, 20)
+        np.savez(tmp_path / f"{number}.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+        context.node_config |= {"data": str(tmp_path / f"{number}.npz"), "classes": 3}
+    asked = hardy.config.parse(
+        'rounds = 1\nmethod = "fedavg"\nmodel = "tiny_cnn"\n[network]\nclients = 2\npatience = 20.0\n[training]\nsteps = 1\nbatch = 8'
+    )
+    run = serve(asked, grid, tmp_path / "run", quiet=True)
+    loaded = hardy.load(tmp_path / "run")
+    assert_close(loaded.state.shared, run.state.shared, 0)
+    assert loaded.customise()(torch.rand(2, 1, 8, 8)).shape == (2, 3)
+    with pytest.raises(HardyError, match="let the nodes measure"):
+        hardy.evaluate(tmp_path / "run")
+    pytest.importorskip("onnx", reason="the export extra is not installed")
+    manifest = export(loaded, tmp_path / "net.onnx")
+    assert json.loads(manifest.read_text())["settings"][0]["standard_accuracy"]["mean"] is None

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -220,6 +221,31 @@ class Roll:
                 for p, start, first_test in zip(profiles, held, tested, strict=False)
             ),
         )
+
+
+def without_rows(folder: Path) -> Federation:
+    """The federation of a run whose rows are its nodes' own: enough to build its networks, nothing to measure on."""
+    profiles = json.loads((folder / "network.json").read_text("utf-8"))["clients"]
+    first, nobody = profiles[0], np.zeros(0, np.int64)
+    return Federation(
+        name="network",
+        classes=tuple(first["classes"]),
+        x_train=np.zeros((1, *first["shape"]), np.uint8),
+        y_train=np.zeros(1, np.int64),
+        x_test=np.zeros((0, *first["shape"]), np.uint8),
+        y_test=nobody,
+        clients=tuple(
+            Client(
+                domain=p["domain"],
+                kind=p["kind"],
+                budget=p["budget"],
+                train=np.zeros(p["train"], np.int64),
+                validation=nobody,
+                test=nobody,
+            )
+            for p in profiles
+        ),
+    )
 
 
 class Flower(Engine):
