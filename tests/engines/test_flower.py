@@ -525,7 +525,8 @@ def test_the_network_of_a_deployment_can_be_had_without_its_rows(tmp_path):
         np.savez(tmp_path / f"{number}.npz", x_train=x, y_train=y, x_test=x, y_test=y)
         context.node_config |= {"data": str(tmp_path / f"{number}.npz"), "classes": 3}
     asked = hardy.config.parse(
-        'rounds = 1\nmethod = "fedavg"\nmodel = "tiny_cnn"\n[network]\nclients = 2\npatience = 20.0\n[training]\nsteps = 1\nbatch = 8'
+        'rounds = 1\nmethod = "fedavg"\nmodel = "tiny_cnn"\n[training]\nsteps = 1\nbatch = 8\n'
+        "[network]\nclients = 2\npatience = 20.0"
     )
     run = serve(asked, grid, tmp_path / "run", quiet=True)
     loaded = hardy.load(tmp_path / "run")
