@@ -338,7 +338,7 @@ def _reopen(
     if far := network is None and saved.engine.name == "flower":  # to be looked at here, not to be trained
         saved = replace(saved, engine=replace(saved.engine, name="sequential"))
         if saved.network.clients is not None and data is None:
-            from hardy.engines.flower import without_rows
+            from hardy.flower.roll import without_rows
 
             data = without_rows(folder)
     run = prepare(

@@ -14,7 +14,6 @@ from hardy import papers
 from hardy.client import Training
 from hardy.config import EvaluationChoice
 from hardy.engines import EngineChoice, Network
-from hardy.engines.flower import Profile
 from hardy.errors import HardyError
 from hardy.export import export
 from hardy.flower import wire
@@ -31,6 +30,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from hardy.flower.apps import client_app, serve
 from hardy.flower.node import Given, Memory, Node
+from hardy.flower.roll import Profile
 
 FLOWER = EngineChoice(name="flower", device="cpu", precision="float64")
 
@@ -371,7 +371,7 @@ def test_nodes_leave_and_come_back(caplog):
 
 
 def test_a_node_that_cannot_take_part_is_asked_again(monkeypatch, caplog):
-    monkeypatch.setattr("hardy.engines.flower._AGAIN", 0.5)
+    monkeypatch.setattr("hardy.flower.roll._AGAIN", 0.5)
     method = papers.fedavg()
     grid = grid_of(method)
     tries = []

@@ -18,10 +18,11 @@ from hardy import config, experiment
 from hardy.config import Experiment
 from hardy.data.splits import Federation
 from hardy.engines.base import Engine
-from hardy.engines.flower import Flower, Profile, Roll
+from hardy.engines.flower import Flower
 from hardy.errors import HardyError
 from hardy.flower import wire
 from hardy.flower.node import Given, Memory, Node, node
+from hardy.flower.roll import Roll, ledger, remember, remembered
 from hardy.method import Method, Model, Plan
 from hardy.state import disk, write_atomic
 
@@ -145,16 +146,9 @@ def serve(
 ) -> experiment.Run:
     """Calls the roll, then runs or resumes the experiment over the grid. A checkpoint is written every round."""
     begun = folder if folder is not None and (folder / "config.toml").is_file() else None
-    known = {"token": secrets.token_hex(8), "clients": []}
+    token, profiles = remembered(begun) if begun else (secrets.token_hex(8), [])
     if begun:
         asked = config.read(str(begun / "config.toml"), check=method is None)
-        try:
-            known = json.loads((begun / "network.json").read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise HardyError(
-                f"{begun} holds a run but no network.json ({error}): it was not made over a network, or its nodes "
-                "would not find their private tensors again. Choose another folder."
-            ) from None
     asked = replace(
         asked,
         engine=replace(asked.engine, name="flower"),
@@ -166,10 +160,10 @@ def serve(
     if clients is None:
         clients = len(asked.faults.infiltrate(experiment.federation(asked), asked.seed).clients)
     roll = Roll(grid=grid, experiment=asked.to_toml(), clients=clients)
-    profiles = [Profile.read(json.dumps(profile), clients) for profile in known["clients"]]
     roll.profiles = {profile.client: profile for profile in profiles}
     roll.wait(asked.network.patience, grace=min(asked.network.deadline, 60.0))
-    data = roll.ledger()
+    profiles = [roll.profiles[client] for client in range(clients)]
+    data = ledger(profiles)
 
     def connect(plan: Plan, data: Federation) -> Engine:
         return Flower(
@@ -181,13 +175,12 @@ def serve(
             dtype=torch.float64 if asked.engine.precision == "float64" else torch.float32,
             roll=roll,
             network=asked.network,
-            token=str(known["token"]),
+            token=token,
         )
 
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        known["clients"] = [json.loads(roll.profiles[client].words()) for client in range(clients)]
-        write_atomic(folder / "network.json", json.dumps(known, indent=1).encode())
+        remember(folder, token, profiles)
     if begun:
         return experiment.resume(begun, method=method, model=model, data=data, network=connect, quiet=quiet)
     return experiment.fit(asked, method=method, model=model, data=data, network=connect, out=folder, quiet=quiet)

@@ -19,10 +19,11 @@ from hardy.config import Experiment
 from hardy.data import readers, sources
 from hardy.data.splits import Client, Federation, blocks, federate
 from hardy.engines.base import Resident
-from hardy.engines.flower import KINDS, Profile, squeezed
+from hardy.engines.flower import squeezed
 from hardy.engines.sequential import Sequential
 from hardy.errors import HardyError
 from hardy.flower import wire
+from hardy.flower.roll import KINDS, Profile
 from hardy.messages import Slot, Work
 from hardy.method import Method, Model
 from hardy.partition import Placement

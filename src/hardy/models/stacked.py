@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from itertools import product
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -47,24 +46,10 @@ class _Convolve(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         to_x = to_weight = None
         if ctx.needs_input_grad[0]:
-            to_x = _to_input(x.shape, weight, gradient, ctx.padding)
+            to_x = _convolve(gradient, weight.flip(2, 3).transpose(0, 1), weight.shape[-1] - 1 - ctx.padding)
         if ctx.needs_input_grad[1]:
             to_weight = _to_weight(x, weight.shape, gradient, ctx.padding)
         return to_x, to_weight, None
-
-
-def _to_input(shape: torch.Size, weight: Tensor, gradient: Tensor, padding: int) -> Tensor:
-    channels, size = weight.shape[1:3]
-    if channels > 4:
-        return _convolve(gradient, weight.flip(2, 3).transpose(0, 1), size - 1 - padding)
-    # with few channels cuDNN's kernels are mostly idle: one product gives what each output adds to its window
-    count, _, rows, columns = gradient.shape
-    added = torch.bmm(weight.flatten(1).T.expand(count, -1, -1), gradient.flatten(2))
-    added = added.view(count, channels, size, size, rows, columns)
-    whole = added.new_zeros(count, channels, shape[2] + 2 * padding, shape[3] + 2 * padding)
-    for i, j in product(range(size), range(size)):
-        whole[:, :, i : i + rows, j : j + columns] += added[:, :, i, j]
-    return whole[:, :, padding : padding + shape[2], padding : padding + shape[3]]
 
 
 def _to_weight(x: Tensor, shape: torch.Size, gradient: Tensor, padding: int) -> Tensor:
