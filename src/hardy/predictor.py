@@ -1,6 +1,7 @@
 """A trained network whose width and robustness are chosen in place (Split-Mix, Algorithm 1, line 11, and Eq. 2)."""
 
 import time
+from math import prod
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 class Predictor:
     """predictor(x) gives the logits of images in [0, 1], [N, C, H, W]; `customise` changes width and robustness.
 
-    The bases lie in the host's memory; only those that the width needs are on the device.
+    The bases lie in the host's memory; only those that the width needs are on the device, where each comes in one copy.
     """
 
     def __init__(self, run: "Run", *, width: float, robustness: float | None, client: int | None) -> None:
@@ -42,7 +43,7 @@ class Predictor:
         self.stored = tensors.apply(Tensor.cpu, held)
         self.loaded: list[Tensors] = []
         """the networks on the device, in the order in which they are mixed"""
-        self._views: dict[float, list[Tensors]] = {}
+        self._packed: dict[float, list[_Packed]] = {}
         for known in run.engine.plan.method.budget.widths:
             self._serve(known)
         self.width, self.robustness = width, robustness
@@ -58,7 +59,7 @@ class Predictor:
         refuse_robustness(robustness, norm)
         if width is not None:
             served = self._serve(width)
-            kept = [have for have, want in zip(self.loaded, served, strict=False) if _size(have) == _size(want)]
+            kept = [have for have, want in zip(self.loaded, served, strict=False) if _size(have) == want.size]
             self.loaded = [*kept, *map(self._load, served[len(kept) :])]
             plan = self.run.engine.plan
             nets = [Net(plan.model, tensors.select(b, plan.trained), tensors.select(b, plan.kept)) for b in self.loaded]
@@ -68,14 +69,18 @@ class Predictor:
             self.robustness = robustness
         return self
 
-    def _serve(self, width: float) -> list[Tensors]:
-        if width not in self._views:
-            self._views[width] = self.run.engine.plan.method.budget.serve(self.stored, width)
-        return self._views[width]
+    def _serve(self, width: float) -> "list[_Packed]":
+        if width not in self._packed:
+            bases = self.run.engine.plan.method.budget.serve(self.stored, width)
+            widest = max(self._packed.values(), key=len, default=[])
+            # bases of one size are the same ones at every width
+            shared = [have for have, want in zip(widest, bases, strict=False) if have.size == _size(want)]
+            self._packed[width] = [*shared, *(_Packed(base, self.device) for base in bases[len(shared) :])]
+        return self._packed[width]
 
-    def _load(self, base: Tensors) -> Tensors:
+    def _load(self, packed: "_Packed") -> Tensors:
         engine, client = self.run.engine, self.client
-        base = {name: value.to(self.device) for name, value in base.items()}
+        base = packed.send()
         if engine.plan.method.norm.serving != "post" or client is None:
             return base
         rows = torch.from_numpy(engine.data.clients[client].train).to(self.device)
@@ -105,6 +110,20 @@ class Predictor:
                 torch.cuda.synchronize(self.device)
             seconds.append(time.perf_counter() - began)
         return median(seconds[1:])
+
+
+class _Packed:
+    """The tensors of a base side by side in the host's memory."""
+
+    def __init__(self, base: Tensors, device: torch.device) -> None:
+        self.shapes, self.device, self.size = tensors.shapes(base), device, _size(base)
+        flat = torch.cat([value.flatten() for value in base.values()])
+        self.flat = flat.pin_memory() if device.type == "cuda" else flat
+
+    def send(self) -> Tensors:
+        there = self.flat.to(self.device, non_blocking=True)
+        parts = torch.split(there, [prod(shape) for shape in self.shapes.values()])
+        return {name: part.view(shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)}
 
 
 def _size(base: Tensors) -> int:

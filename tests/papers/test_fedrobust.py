@@ -101,6 +101,19 @@ def test_a_structure_is_the_full_matrix_kept_to_a_subspace(structure):
     assert abs(((full - taken) * matrix).sum()) < 1e-9 * full.norm() * matrix.norm()
 
 
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_about_a_centre_images_are_shifted_as_if_scaled_to_both_sides_of_it(structure):
+    shape, about = (3, 8, 8), shifted(structure=structure, centre=0.5)
+    draw = torch.Generator().manual_seed(0)
+    private = {
+        n: torch.randn(t.shape, generator=draw, dtype=torch.float64) for n, t in about.private({}, shape).items()
+    }
+    x = torch.rand(4, *shape, generator=draw, dtype=torch.float64)
+    twice = {**private, "shift.offset": 2 * private["shift.offset"]}  # a pixel is half of a scaled one
+    scaled = shifted(structure=structure).shift(twice, 2 * x - 1)
+    torch.testing.assert_close(2 * about.shift(private, x) - 1, scaled)
+
+
 def test_without_ascent_it_is_fedavg_bit_for_bit():
     plain = fit(papers.fedavg())
     for structure in STRUCTURES:
@@ -303,6 +316,7 @@ def test_mistakes():
         ({"offset_step": 5.0, "offset_multiplier": 0.5}, "of δ is 2.5"),
         ({"step": -1.0}, "step and multiplier of Λ are -1.0 and 2.0"),
         ({"structure": "blocks"}, "Did you mean 'block'"),
+        ({"centre": 1.5}, "centre is 1.5; it is a grey from 0"),
         ({"ascend_every": 0}, "ascend_every 0"),
     ):
         with pytest.raises(HardyError, match=message):

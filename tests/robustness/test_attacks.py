@@ -273,7 +273,8 @@ def test_local_search_changes_few_pixels(model):
 
 
 @pytest.mark.parametrize("form", ["full", "channel", "diagonal"])
-def test_affine_is_one_shift_within_both_radii(form):
+@pytest.mark.parametrize("centre", [0.0, 0.5])
+def test_affine_is_one_shift_within_both_radii(form, centre):
     key = torch.tensor(2)
     x = random.uniform(random.fold(key, 1), (20, 3, 4, 4), torch.float64)
     weight = random.normal(random.fold(key, 2), (48, 3), torch.float64)
@@ -282,19 +283,19 @@ def test_affine_is_one_shift_within_both_radii(form):
     def forward(z):
         return z.flatten(1) @ weight
 
-    attack = affine(rotation_radius=0.7, shift_radius=0.3, form=form)
+    attack = affine(rotation_radius=0.7, shift_radius=0.3, form=form, centre=centre)
     matrix, offset = attack.find(forward, x, y, KEY)
     full = affine_shift(torch.eye(48, dtype=x.dtype).view(48, 3, 4, 4), matrix, torch.zeros(()).double()).flatten(1)
     assert (full - torch.eye(48)).norm() == pytest.approx(0.7)
     assert offset.norm() == pytest.approx(0.3)
     found = attack.perturb(forward, x, y, KEY)
-    torch.testing.assert_close(found, (x.flatten(1) @ full).view_as(x) + offset)
+    torch.testing.assert_close(found, centre + ((x - centre).flatten(1) @ full).view_as(x) + offset)
     assert F.cross_entropy(forward(found), y) > F.cross_entropy(forward(x), y) + 0.05
     alone = [dataclasses.replace(attack, **{name: 0.0}) for name in ("rotation_radius", "shift_radius")]
     for weaker in alone:
         assert F.cross_entropy(forward(weaker.perturb(forward, x, y, KEY)), y) < F.cross_entropy(forward(found), y)
     nothing = dataclasses.replace(alone[0], shift_radius=0.0)
-    assert torch.equal(nothing.perturb(forward, x, y, KEY), x)
+    torch.testing.assert_close(nothing.perturb(forward, x, y, KEY), x, rtol=0, atol=1e-15)
     clipped = dataclasses.replace(attack, clip=True).perturb(forward, x, y, KEY)
     assert found.min() < 0 and clipped.min() >= 0 and clipped.max() <= 1
 

@@ -98,11 +98,31 @@ class Engine:
         """Stores what clients keep, [S, ...]. One that ruined its tensors keeps its old ones, as a restart would."""
         if not private:
             return
-        fine = torch.isfinite(tensors.flatten(private, next(iter(private.values()))).sum(1))
-        where = tensors.send(torch.tensor([(s.client, s.base) for s in slots]), self.device).unbind(1)
+        sums = [rows.reshape(len(slots), -1).sum(1) for rows in private.values() if rows.is_floating_point()]
+        fine = torch.stack(sums).isfinite().all(0)
+        where = None if self.everyone(slots) else self.where(slots)
         for name, rows in private.items():
-            held = self.store[name]
-            held[where] = torch.where(tensors.over(fine, rows), rows, held[where])
+            held, fits = self.store[name], tensors.over(fine, rows)
+            if where is None:
+                all_rows = held.view(rows.shape)
+                torch.where(fits, rows, all_rows, out=all_rows)
+            else:
+                held[where] = torch.where(fits, rows, held[where])
+
+    def own(self, values: Tensors, slots: Sequence[Slot]) -> Tensors:
+        """Rows of the slots out of [C, B, ...]; a view where the slots are all of them."""
+        if self.everyone(slots):
+            return tensors.apply(lambda t: t.flatten(0, 1), values)
+        return tensors.gather(values, *self.where(slots))
+
+    def where(self, slots: Sequence[Slot]) -> tuple[Tensor, ...]:
+        """The slots' clients and bases, on the device."""
+        return tensors.send(torch.tensor([(s.client, s.base) for s in slots]), self.device).unbind(1)
+
+    def everyone(self, slots: Sequence[Slot]) -> bool:
+        """Whether the slots are every base of every client, in order."""
+        clients, bases = len(self.data.clients), self.plan.method.budget.bases
+        return list(slots) == [Slot(client, base) for client in range(clients) for base in range(bases)]
 
     def train(self, work: Work) -> Iterator[Updates]:
         """Runs the slots of a round; yields their updates as they are ready."""

@@ -70,11 +70,9 @@ class Vectorised(Engine):
                 yield self._lane(work, objective, [slot for _, slot, _ in chosen], [rows for _, _, rows in chosen])
 
     def _lane(self, work: Work, objective: Objective, slots: list[Slot], batches: list[list[Rows]]) -> Updates:
-        clients = tensors.send([slot.client for slot in slots], self.device)
-        bases = tensors.send([slot.base for slot in slots], self.device)
         one_base = len({slot.base for slot in slots}) == 1
-        received = tensors.gather(work.shared, slots[0].base if one_base else bases)
-        own = tensors.gather({**work.reported, **self.store}, clients, bases)
+        received = tensors.gather(work.shared, slots[0].base if one_base else self.where(slots)[1])
+        own = self.own({**work.reported, **self.store}, slots)
         rate = tensors.send(torch.tensor(work.rate, dtype=self.dtype), self.device)
         # one base for all slots: one copy of it is enough
         each = tensors.apply(lambda t: t.expand(len(slots), *t.shape), received) if one_base else received
@@ -221,10 +219,13 @@ class _Lane:
             self.held = received, state, rate
 
     def unload(self) -> State:
-        """The state at the end of a round, no longer tied to the lane."""
+        """The state at the end of a round; what others will read is no longer tied to the lane."""
         assert self.held is not None
         _, state, rate = self.held
-        return pytree.tree_map(Tensor.clone, state) if rate.is_cuda else state
+        if not rate.is_cuda:
+            return state
+        trained, kept = (tensors.apply(Tensor.clone, part) for part in (state.trained, state.kept))
+        return state._replace(trained=trained, kept=kept)
 
 
 class _Graph:

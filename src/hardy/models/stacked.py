@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import product
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.grad import conv2d_weight
+from torch.nn.grad import conv2d_input, conv2d_weight
 
 _vectorising: ContextVar[bool] = ContextVar("hardy_vectorising", default=False)
 
@@ -24,16 +25,19 @@ def vectorising() -> Iterator[None]:
 
 
 class _Convolve(torch.autograd.Function):
-    """A convolution of stride 1 whose input gradient is again a convolution, with the kernel turned round.
+    """A convolution of stride 1 whose gradients vectorise.
 
-    vmap makes grouped convolutions of many clients' layers, and cuDNN's own kernels for their input gradient are slow,
-    while adversarial training asks for little else.
+    vmap makes grouped convolutions of many clients' layers. cuDNN's own kernels for their input gradient are slow,
+    while adversarial training asks for little else: it is a convolution again, with the kernel turned round. For images
+    of few channels all its kernels are slow, and both gradients are plain products with their windows, which are small.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, padding: int) -> Tensor:
+        if odd := -x.shape[1] % 4:  # channels of nothing: with three, the matrix units would stand idle
+            x, weight = F.pad(x, (0, 0, 0, 0, 0, odd)), F.pad(weight, (0, 0, 0, 0, 0, odd))
         return F.conv2d(x, weight, None, 1, padding)
 
     @staticmethod
@@ -46,21 +50,45 @@ class _Convolve(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         to_x = to_weight = None
         if ctx.needs_input_grad[0]:
-            to_x = _convolve(gradient, weight.flip(2, 3).transpose(0, 1), weight.shape[-1] - 1 - ctx.padding)
+            to_x = _to_x(x.shape, weight, gradient, ctx.padding)
         if ctx.needs_input_grad[1]:
             to_weight = _to_weight(x, weight.shape, gradient, ctx.padding)
         return to_x, to_weight, None
 
 
+_FEW = 4
+"""channels"""
+
+
+def _to_x(shape: torch.Size, weight: Tensor, gradient: Tensor, padding: int) -> Tensor:
+    size = weight.shape[-1]
+    if shape[1] <= _FEW:
+        windows = torch.bmm(weight.flatten(1).T.expand(len(gradient), -1, -1), gradient.flatten(2))
+        return F.fold(windows, shape[2:], size, padding=padding)
+    if _one_for_all(weight):
+        plain: Tensor = conv2d_input(shape, weight, gradient, 1, padding)  # type: ignore[no-untyped-call]
+        return plain
+    return _convolve(gradient, weight.flip(2, 3).transpose(0, 1), size - 1 - padding)
+
+
+def _one_for_all(weight: Tensor) -> bool:
+    """Whether all slots that vmap runs over share these weights, as in their first step of a round."""
+    inside = torch._C._functorch
+    while inside.is_functorch_wrapped_tensor(weight):
+        if inside.is_batchedtensor(weight):
+            return False
+        weight = inside.get_unwrapped(weight)
+    return True
+
+
 def _to_weight(x: Tensor, shape: torch.Size, gradient: Tensor, padding: int) -> Tensor:
-    out, channels, size, _ = shape
-    if channels > 4:
+    size = shape[-1]
+    if shape[1] > _FEW:
         wide: Tensor = conv2d_weight(x, shape, gradient, 1, padding)  # type: ignore[no-untyped-call]
         return wide
-    # cuDNN takes a slow kernel for few channels, client by client; their windows side by side are small
-    windows = F.pad(x, (padding,) * 4).unfold(2, size, 1).unfold(3, size, 1)
-    columns = windows.permute(1, 4, 5, 0, 2, 3).reshape(channels * size * size, -1)
-    return (gradient.transpose(0, 1).reshape(out, -1) @ columns.T).view(shape)
+    windows = F.pad(x, (padding,) * 4).unfold(2, size, 1).unfold(3, size, 1).permute(0, 2, 3, 1, 4, 5)
+    images = gradient.flatten(2) @ windows.reshape(len(x), -1, shape[1:].numel())  # one a product: they run abreast
+    return images.sum(0).view(shape)
 
 
 def _convolve(x: Tensor, weight: Tensor, padding: int) -> Tensor:
@@ -77,10 +105,7 @@ class Conv2d(nn.Conv2d):
         square = self.kernel_size == (size, size) and self.padding == (padding, padding)
         if not (_vectorising.get() and x.is_cuda and plain and square and isinstance(padding, int) and padding < size):
             return super().forward(x)
-        weight = self.weight
-        if odd := -self.in_channels % 4:  # channels of nothing: with three, the matrix units would stand idle
-            x, weight = F.pad(x, (0, 0, 0, 0, 0, odd)), F.pad(weight, (0, 0, 0, 0, 0, odd))
-        out = _convolve(x, weight, padding)
+        out = _convolve(x, self.weight, padding)
         return out if self.bias is None else out + self.bias.view(-1, 1, 1)
 
 
@@ -93,9 +118,11 @@ class Pooling(NamedTuple):
     ceil: bool
 
     @property
-    def apart(self) -> bool:
-        """Whether no two windows meet."""
-        return isinstance(self.size, int) and isinstance(self.stride, int) and self.size <= self.stride
+    def turns(self) -> int | None:
+        """Every how many windows no two meet, in a row or a column; None where the two differ."""
+        if not (isinstance(self.size, int) and isinstance(self.stride, int)):
+            return None
+        return -(-self.size // self.stride)
 
 
 class _Pool(torch.autograd.Function):
@@ -129,11 +156,15 @@ class _Unpool(torch.autograd.Function):
 
     @staticmethod
     def forward(gradient: Tensor, x: Tensor, index: Tensor, how: Pooling) -> Tensor:
-        if how.apart:  # every pixel is in one window: its gradient is put back by index, which is much quicker
-            flat = x.new_zeros(*x.shape[:2], x.shape[2] * x.shape[3])
-            return flat.scatter_(2, index.flatten(2), gradient.flatten(2)).view_as(x)
-        unpool = torch.ops.aten.max_pool2d_with_indices_backward
-        return cast(Tensor, unpool(gradient, x, how.size, how.stride, how.padding, 1, how.ceil, index))
+        if how.turns is None:
+            unpool = torch.ops.aten.max_pool2d_with_indices_backward
+            return cast(Tensor, unpool(gradient, x, how.size, how.stride, how.padding, 1, how.ceil, index))
+        flat = x.new_zeros(*x.shape[:2], x.shape[2] * x.shape[3])  # gradients put back by index: much quicker
+        put = flat.scatter_ if how.turns == 1 else flat.scatter_add_
+        for row, column in product(range(how.turns), repeat=2):
+            index_, gradient_ = (t[:, :, row :: how.turns, column :: how.turns].flatten(2) for t in (index, gradient))
+            put(2, index_, gradient_)
+        return flat.view_as(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Pooling], output: Tensor) -> None:

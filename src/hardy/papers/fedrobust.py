@@ -52,6 +52,8 @@ class Shifted(Wrapper):
     training)"""
     size: int = 4
     """side of a patch (block), or frequencies a channel (low_rank)"""
+    centre: float = 0.0
+    """the grey that Λ leaves where it is: 0 black, 0.5 that of images scaled to [-1, 1] (the authors' CIFAR-10)"""
     step: float = 0.05
     """η₂"""
     offset_step: float | None = None
@@ -74,6 +76,8 @@ class Shifted(Wrapper):
                     f"step times multiplier (η₂λ) of {name} is {step * multiplier:g}; above 1 the penalty alone makes "
                     f"the ascent diverge. Take a step of {0.5 / multiplier:g} or less."
                 )
+        if not 0 <= self.centre <= 1:
+            raise HardyError(f"centre is {self.centre}; it is a grey from 0 (black) to 1 (white).")
         if self.size < 1 or self.ascend_every < 1:
             raise HardyError(f"size is {self.size}, ascend_every {self.ascend_every}; both must be 1 or more.")
 
@@ -114,8 +118,8 @@ class Shifted(Wrapper):
         return {**self.inner.private(trained, shape), **first, **counter}
 
     def shift(self, private: Tensors, x: Tensor) -> Tensor:
-        """x·Λ + δ, not clipped to [0, 1]."""
-        moved, matrix = x + private["shift.offset"], private["shift.matrix"]
+        """x·Λ + δ about the centre, not clipped to [0, 1]."""
+        moved, matrix, x = x + private["shift.offset"], private["shift.matrix"], x - self.centre
         match self.structure:
             case "full":
                 return moved + (x.flatten(1) @ matrix).view(x.shape)
@@ -167,7 +171,7 @@ class Shifted(Wrapper):
                 return self.loss(there, {**private, **psi}, batch, key) - self.price(psi)
 
             shared, psi = select(net.trained, survey.shared), _psi(private)
-            bound = wasserstein_bound(*self.lengths(psi), batch.x)
+            bound = wasserstein_bound(*self.lengths(psi), batch.x - self.centre)
             return {"bound": bound, **probe(f, self.ascend, shared, psi, ascents=_ASCENTS)}
 
         if not any(step for step, _ in self._rates.values()):
@@ -204,6 +208,7 @@ def fedrobust(
     *,
     structure: Structure = "full",
     size: int = 4,
+    centre: float = 0.0,
     step: float = 0.05,
     offset_step: float | None = None,
     multiplier: float = 2.0,
@@ -220,6 +225,7 @@ def fedrobust(
             inner=objective,
             structure=structure,
             size=size,
+            centre=centre,
             step=step,
             offset_step=offset_step,
             multiplier=multiplier,

@@ -27,7 +27,7 @@ Start = Literal["uniform", "normal", "none"]
 """where an ascent begins: uniform in the ball, at 0.001 N(0, 1) (TRADES, MART), or at the image"""
 Loss = Literal["cross_entropy", "margin", "kl"]
 
-_LEAST = {"epsilon": 0, "steps": 0, "rotation_radius": 0, "shift_radius": 0, "decay": 0}
+_LEAST = {"epsilon": 0, "steps": 0, "rotation_radius": 0, "shift_radius": 0, "centre": 0, "decay": 0}
 _LEAST |= {"restarts": 1, "queries": 1, "candidates": 1, "pixels": 1, "neighbourhood": 0}
 _POSITIVE = {"step", "confidence", "share"}
 _MAX_FULL = 1 << 14
@@ -389,6 +389,8 @@ class Affine(Attack):
     steps: int = 100
     step: float = 0.05
     form: Literal["full", "channel", "diagonal"] = "full"
+    centre: float = 0.0
+    """the grey that Λ leaves where it is; 0.5 for images thought of as in [-1, 1]"""
     clip: bool = False
 
     @property
@@ -427,7 +429,7 @@ class Affine(Attack):
         return torch.eye(size, dtype=x.dtype, device=x.device)
 
     def _shifted(self, x: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
-        shifted = affine_shift(x, matrix, offset)
+        shifted = affine_shift(x - self.centre, matrix, offset) + self.centre
         return shifted.clamp(0.0, 1.0) if self.clip else shifted
 
 
