@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from math import prod
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from hardy.errors import HardyError
 from hardy.messages import Answer, Slot, Updates, Work
 from hardy.method import Plan
 from hardy.partition import Placement, Role
-from hardy.parts.admission import Admission, unpack
+from hardy.parts.admission import Admission, Verdict, unpack
 from hardy.parts.aggregation import Frame
 from hardy.parts.objective import Objective
 from hardy.robustness.faults import Faults
@@ -125,7 +125,7 @@ class Server:
 
     def round(self, state: ServerState, engine: Trains, rate: float) -> tuple[ServerState, dict[str, Any]]:
         """Cohort, slots, training, admission, aggregation, exchange. Returns the next state and the round's figures."""
-        method, frame = self.plan.method, self._frame(state.shared, state.round)
+        frame = self._frame(state.shared, state.round)
         cohort, lost, slots = self.ask(state.round)
         work = Work(
             round=state.round,
@@ -137,27 +137,37 @@ class Server:
         )
 
         tally = _Tally(self._traffic(work), self._weights if self.drift else ())
-        folded, reported = None, state.reported
         arriving: Iterable[Updates] = self._arriving(engine, work, lost)
         if liars := self.faults.liars(self.seed, frame.clients):
             arriving = self._lied_to(arriving, work, frame, state.memory, liars)
+        taken, verdict = _Taken(None, state.reported), None
         for updates in arriving:
-            admitted, refused = self.admission.admit(updates, work, frame.roles)
-            lost |= refused
-            if admitted.slots:
-                folded = self.plan.aggregator.fold(folded, admitted, frame)
-                reported = _write(reported, admitted)
-                tally.add(admitted)
-        shared, memory = self.plan.aggregator.finish(folded, frame, state.memory)
-        reported = method.norm.exchange(reported, self.plan.tags, self.clients)
-        after = ServerState(round=state.round + 1, shared=shared, reported=reported, memory=memory)
+            if verdict:
+                taken = taken.add(self._admitted(verdict, lost, tally), self.plan, frame)
+            verdict = self.admission.judge(updates, work, frame.roles)
+        # the rest is queued as if the last replies were admitted too; only then does the host wait for the device
+        after = self._next(taken.add(verdict and verdict.updates, self.plan, frame), state, frame)
+        if verdict and (admitted := self._admitted(verdict, lost, tally)) is not verdict.updates:
+            after = self._next(taken.add(admitted, self.plan, frame), state, frame)
         return after, {
             "cohort": len(cohort),
             "lost": {str(c): why for c, why in sorted(lost.items())},
             **tally.figures(slots),
-            **tally.apart(shared),
-            **(self.plan.aggregator.figures(memory) if tally.losses else {}),
+            **tally.apart(after.shared),
+            **(self.plan.aggregator.figures(after.memory) if tally.losses else {}),
         }
+
+    def _admitted(self, verdict: Verdict, lost: dict[int, str], tally: "_Tally") -> Updates:
+        admitted, refused = verdict.read()
+        lost |= refused
+        if admitted.slots:
+            tally.add(admitted)
+        return admitted
+
+    def _next(self, taken: "_Taken", state: ServerState, frame: Frame) -> ServerState:
+        shared, memory = self.plan.aggregator.finish(taken.folded, frame, state.memory)
+        reported = self.plan.method.norm.exchange(taken.reported, self.plan.tags, self.clients)
+        return ServerState(round=state.round + 1, shared=shared, reported=reported, memory=memory)
 
     def ask(self, round: int) -> tuple[list[int], dict[int, str], list[Slot]]:
         """The cohort of a round, those of it who are lost and why, and what the others train."""
@@ -209,7 +219,7 @@ class Server:
             return honest
 
         def aggregate(updates: Updates) -> Tensors:
-            admitted, _ = self.admission.admit(updates, work, frame.roles)
+            admitted, _ = self.admission.judge(updates, work, frame.roles).read()
             folded = aggregator.fold(None, admitted, frame) if admitted.slots else None
             return aggregator.finish(folded, frame, memory)[0]
 
@@ -238,6 +248,18 @@ def on_time(updates: Updates, lost: dict[int, str]) -> Updates:
         return updates
     keep = [lost.get(slot.client) != "late" for slot in updates.slots]
     return updates.where(tensors.send(torch.tensor(keep), updates.loss.device))
+
+
+class _Taken(NamedTuple):
+    """What the server has taken in of a round's replies."""
+
+    folded: Any
+    reported: Tensors
+
+    def add(self, updates: Updates | None, plan: Plan, frame: Frame) -> "_Taken":
+        if updates is None or not updates.slots:
+            return self
+        return _Taken(plan.aggregator.fold(self.folded, updates, frame), _write(self.reported, updates))
 
 
 def _write(reported: Tensors, updates: Updates) -> Tensors:

@@ -78,9 +78,9 @@ def copy(updates):
 class Recording(hardy.parts.admission.Admission):
     heard: list
 
-    def admit(self, updates, work, roles=None):
+    def judge(self, updates, work, roles=None):
         self.heard.append(updates)
-        return super().admit(updates, work, roles)
+        return super().judge(updates, work, roles)
 
 
 def test_a_bad_reply_never_changes_what_honest_clients_get(method):

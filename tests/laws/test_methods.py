@@ -29,6 +29,25 @@ def test_engines_agree(method):
     assert one.figures.latest == many.figures.latest
 
 
+def test_mixed_precision_rounds_and_no_more(method):
+    """A step in bfloat16 on both engines: what is kept and sent is float32, and moves where the exact step moves it."""
+    training = dataclasses.replace(experiment().training, steps=1)
+    exact, *rounded = (
+        fit(method, rounds=1, training=training, engine=EngineChoice(name=name, device="cpu", precision=precision))
+        for name, precision in (("sequential", "float32"), ("sequential", "bfloat16"), ("vectorised", "bfloat16"))
+    )
+    first = hardy.experiment.prepare(experiment(rounds=1), method=method, model=net, data=federation())
+    start = everything(first)
+
+    def moved(run):
+        names = [name for name, tensor in start.items() if tensor.is_floating_point()]
+        return torch.cat([(everything(run)[name] - start[name].float()).flatten() for name in names])
+
+    for run in rounded:
+        assert {n: t.dtype for n, t in everything(run).items()} == {n: t.dtype for n, t in everything(exact).items()}
+        assert 0 < (moved(run) - moved(exact)).norm() < 0.25 * moved(exact).norm()
+
+
 def test_resume_is_exact(method, tmp_path):
     options = {"cohort": Cohort(fraction=0.5), "data": federation()}
     whole = fit(method, out=tmp_path / "whole", **options)

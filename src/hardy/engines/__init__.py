@@ -31,7 +31,8 @@ class EngineChoice:
     device: str = "auto"
     """auto, cpu or cuda (cuda:1, ...)"""
     precision: Precision = "tf32"
-    """float32, float64, or float32 with TF32 matrix products where the device has them"""
+    """float32, float64, tf32 (float32 with TF32 matrix products where the device has them), or bfloat16 (training steps
+    in mixed precision; weights, statistics and evaluation as with tf32)"""
     lane: int | None = None
     """slots in one call of the vectorised engine; absent: as many as fit"""
 

@@ -16,7 +16,7 @@ from hardy.partition import Placement
 from hardy.parts.objective import Batch
 from hardy.tensors import Tensors
 
-Precision = Literal["float32", "tf32", "float64"]
+Precision = Literal["float32", "tf32", "float64", "bfloat16"]
 
 
 class Resident:
@@ -25,7 +25,9 @@ class Resident:
     def __init__(self, data: Federation, device: torch.device, precision: Precision = "tf32") -> None:
         self.federation, self.device = data, device
         self.dtype = torch.float64 if precision == "float64" else torch.float32
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+        self.mixed = precision == "bfloat16"
+        tf32 = precision in ("tf32", "bfloat16")
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
         self.x = {
             "train": torch.from_numpy(data.x_train).to(device),
             "test": torch.from_numpy(data.x_test).to(device),
@@ -76,6 +78,11 @@ class Engine:
 
     def batch(self, rows: Tensor) -> Batch:
         return Batch(self.resident.images("train", rows), self.resident.y["train"][rows])
+
+    def arithmetic(self) -> torch.autocast:
+        """What training steps run in: with precision bfloat16 the products of layers and what passes between them are
+        bfloat16; weights, statistics, gradients and losses are float32 as ever, and so is all evaluation."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.resident.mixed, cache_enabled=False)
 
     def batches(self, round: int, client: int) -> list[Rows]:
         """The rows of a client's local steps; the same for every base it trains."""

@@ -30,17 +30,18 @@ class Sequential(Engine):
             losses = []
             for rows, key in zip(batches, noise, strict=True):
                 batch = self.batch(torch.from_numpy(rows).to(self.device))
-                state, loss = step(
-                    self.plan,
-                    objective,
-                    self.training,
-                    received,
-                    state,
-                    batch,
-                    key.to(self.device),
-                    rate,
-                    frozen=frozen,
-                )
+                with self.arithmetic():
+                    state, loss = step(
+                        self.plan,
+                        objective,
+                        self.training,
+                        received,
+                        state,
+                        batch,
+                        key.to(self.device),
+                        rate,
+                        frozen=frozen,
+                    )
                 losses.append(loss)
             steps = torch.tensor(len(batches), device=self.device)
             reply = finish(self.plan, objective, received, state, first.trained, steps, rate)

@@ -83,7 +83,9 @@ class Vectorised(Engine):
 
         def run(received: Tensors, state: State, rows: Tensor, key: Tensor, rate: Tensor, opening: bool) -> Any:
             own, dims = _opening(received, state) if opening else (state, 0)
-            return vmap(one, (None if one_base else 0, dims, 0, 0, None))(received, own, self.batch(rows), key, rate)
+            many = vmap(one, (None if one_base else 0, dims, 0, 0, None))
+            with self.arithmetic():
+                return many(received, own, self.batch(rows), key, rate)
 
         lane = _Lane(run, one_base)
         if self.device.type == "cuda":

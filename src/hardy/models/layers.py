@@ -93,9 +93,10 @@ class Statistics(Affine):
     def normalise(self, x: Tensor, affine: Affine, eps: float) -> Tensor:
         """Normalises by the batch, and moves the running statistics towards it."""
         mean, var = self.mean.clone(), self.var.clone()
-        out = F.batch_norm(x, mean, var, affine.weight, affine.bias, True, self.momentum, eps)
+        taken = x if x.is_cuda else x.to(mean.dtype)  # a CPU has no kernel for images of another precision
+        out = F.batch_norm(taken, mean, var, affine.weight, affine.bias, True, self.momentum, eps)
         self.mean, self.var = mean, var
-        return out
+        return out.to(x.dtype)
 
     def blur(self) -> None:
         """Adds the noise."""
@@ -128,7 +129,7 @@ class FederatedStatistics(Statistics):
 
     def normalise(self, x: Tensor, affine: Affine, eps: float) -> Tensor:
         momentum, over = self.momentum, [axis for axis in range(x.dim()) if axis != 1]
-        var, mean = torch.var_mean(x.detach(), over, correction=0)
+        var, mean = torch.var_mean(x.detach().to(self.mean.dtype), over, correction=0)
         mean, var = torch.lerp(self.sent_mean, mean, momentum), torch.lerp(self.sent_var, var, momentum)
         count = self.count + x.numel() / x.shape[1]
         share = (count - self.count) / count
@@ -151,7 +152,7 @@ def _line(mean: Tensor, var: Tensor, affine: Affine, eps: float) -> tuple[Tensor
 def _along(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """x · scale + shift, a number a channel, [C], or for each image, [N, C]."""
     shape = *scale.shape, *[1] * (x.dim() - 2)
-    return torch.addcmul(shift.view(shape), x, scale.view(shape))
+    return torch.addcmul(shift.to(x.dtype).view(shape), x, scale.to(x.dtype).view(shape))
 
 
 class BatchNorm(Affine):

@@ -31,7 +31,7 @@ class Net:
             logits: Tensor = functional_call(self.model, state, (x,))
         if statistics == "batch":
             self.kept = {name: state[name] for name in self.kept}
-        return logits
+        return logits.to(x.dtype)
 
 
 class Mixture:

@@ -105,8 +105,11 @@ class Conv2d(nn.Conv2d):
         square = self.kernel_size == (size, size) and self.padding == (padding, padding)
         if not (_vectorising.get() and x.is_cuda and plain and square and isinstance(padding, int) and padding < size):
             return super().forward(x)
-        out = _convolve(x, self.weight, padding)
-        return out if self.bias is None else out + self.bias.view(-1, 1, 1)
+        weight = self.weight
+        if torch.is_autocast_enabled("cuda"):
+            x, weight = (t.to(torch.get_autocast_dtype("cuda")) for t in (x, weight))
+        out = _convolve(x, weight, padding)
+        return out if self.bias is None else out + self.bias.view(-1, 1, 1).to(out.dtype)
 
 
 class Pooling(NamedTuple):

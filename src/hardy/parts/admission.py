@@ -1,6 +1,6 @@
 """The gate before every aggregator: a reply that cannot be right is refused with its reason, and the round goes on.
 
-`unpack` stacks answers that came over a network, whatever is in them; `Admission.admit` looks at the values of stacked
+`unpack` stacks answers that came over a network, whatever is in them; `Admission.judge` looks at the values of stacked
 updates, wherever they came from.
 """
 
@@ -46,22 +46,10 @@ class Admission:
                 f"admission.smallest_loss is {self.smallest_loss}; it must be below largest_loss, {self.largest_loss}."
             )
 
-    def admit(
-        self, updates: Updates, work: Work, roles: Mapping[str, Role] | None = None
-    ) -> tuple[Updates, dict[int, str]]:
-        """The updates that may be aggregated, and why each of the others was refused."""
+    def judge(self, updates: Updates, work: Work, roles: Mapping[str, Role] | None = None) -> "Verdict":
+        """Looks at every reply. The host waits for the device only when the verdict is read."""
         checks = self._checks(updates, work, roles or {})
-        holds = torch.stack([check.holds for check in checks])
-        if bool(holds.all()):  # the only time the host waits for the device
-            return updates, {}
-        refused = {}
-        for number, slot in enumerate(updates.slots):
-            for check in checks:
-                if not check.holds[number]:
-                    values = (value[number].item() for value in check.values)
-                    refused[slot.client] = "refused: " + check.reason.format(*values)
-                    break
-        return updates.where(holds.all(0)), refused
+        return Verdict(updates, checks, torch.stack([check.holds for check in checks]))
 
     def _checks(self, updates: Updates, work: Work, roles: Mapping[str, Role]) -> list[_Check]:
         loss, weights = updates.loss, updates.weights
@@ -94,6 +82,28 @@ class Admission:
         return checks
 
 
+class Verdict(NamedTuple):
+    """What the gate found, not read yet."""
+
+    updates: Updates
+    checks: list[_Check]
+    holds: Tensor
+    """[checks, S]"""
+
+    def read(self) -> tuple[Updates, dict[int, str]]:
+        """The updates that may be aggregated, and why each of the others was refused."""
+        if bool(self.holds.all()):
+            return self.updates, {}
+        refused = {}
+        for number, slot in enumerate(self.updates.slots):
+            for check in self.checks:
+                if not check.holds[number]:
+                    values = (value[number].item() for value in check.values)
+                    refused[slot.client] = "refused: " + check.reason.format(*values)
+                    break
+        return self.updates.where(self.holds.all(0)), refused
+
+
 class Refusal(Exception):
     """Why an answer cannot be stacked with the others."""
 
@@ -105,7 +115,7 @@ def unpack(
 
     A slot must have been asked in this round and not be among the `answered`; of two answers the first counts. Tensors
     must have the names, types and shapes of those sent down, so an answer cannot be larger than expected. `steps`
-    gives the most local steps of a client. Values are left for `Admission.admit`.
+    gives the most local steps of a client. Values are left for `Admission.judge`.
     """
     taken: dict[Slot, Answer] = {}
     rows: list[tuple[Tensors, Tensors]] = []
