@@ -1,4 +1,4 @@
-"""What robust training costs a round: HARDY_DATA=FOLDER python benchmarks/fedrbn.py OUT.json
+"""What robust training costs a round: HARDY_DATA=FOLDER python benchmarks/fedrbn.py OUT.json [overrides]
 
 Rounds of `experiments/fedrbn/digits.toml` (50 clients in five digit domains, digits CNN) without evaluation: FedRBN,
 FATBN and FATAvg with slack, where a fifth of the clients or all of them attack; and those that do not, on their own.
@@ -58,10 +58,10 @@ def times(overrides: list[str], only: str | None, repeats: int) -> dict[str, flo
 
 def main() -> None:
     out, engine = Path(sys.argv[1]), "vectorised" if torch.cuda.is_available() else "sequential"
-    found = {"provenance": provenance(), "seconds": {}}
+    found = {"provenance": provenance(), "overrides": sys.argv[2:], "seconds": {}}
     for name, overrides in CASES.items():
         only = "ST" if name.startswith("the 80%") else None
-        found["seconds"][name] = times([f"engine.name={engine}", *overrides], only, 12)
+        found["seconds"][name] = times([f"engine.name={engine}", *overrides, *sys.argv[2:]], only, 12)
         out.write_text(json.dumps(found, indent=1) + "\n")
         print(name, found["seconds"][name], flush=True)
 

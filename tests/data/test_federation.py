@@ -10,6 +10,7 @@ from conftest import federation, fit
 from hardy import papers
 from hardy.data.splits import with_kinds
 from hardy.errors import HardyError
+from hardy.parts.budget import groups, with_capacity
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,13 @@ def test_who_can_afford_adversarial_training(adversarial, able):
     assert kinds == ([""] * 6 if able is None else ["AT" if n in able else "ST" for n in range(6)])
 
 
+def test_the_rich_are_those_of_the_largest_capacity():
+    data = with_capacity(federation(sizes=(5,) * 6), groups(widths=(0.25, 0.5), shuffled=False), seed=0)
+    rich = [client.budget == 0.5 for client in data.clients]
+    assert [client.kind == "AT" for client in with_kinds(data, "rich").clients] == rich and any(rich) and not all(rich)
+
+
 def test_kinds_are_written_in_toml_and_come_back():
-    for text in ("0.2", '["pen"]', "[0, 3]", "{ pen = 0.5, mail = 1.0 }"):
+    for text in ("0.2", '"rich"', '["pen"]', "[0, 3]", "{ pen = 0.5, mail = 1.0 }"):
         chosen = hardy.config.parse(f"[data]\nadversarial = {text}")
         assert hardy.config.parse(chosen.to_toml()) == chosen

@@ -18,9 +18,9 @@ Rule = Callable[[Labels, int, Generator], list[Rows]]
 """Labels of a pool, number of clients, generator -> the rows of each client, no row twice. A client's last rows become
 its validation set, so a rule that sorts must shuffle in the end."""
 Testing = Literal["split", "shared", "matched"]
-Affording = float | tuple[int | str, ...] | dict[str, float] | None
-"""Who can afford adversarial training: a share of each domain's clients, clients by number or by domain, or a share for
-each of some domains."""
+Affording = float | Literal["rich"] | tuple[int | str, ...] | dict[str, float] | None
+"""Who can afford adversarial training: a share of each domain's clients, those of the largest capacity, clients by
+number or by domain, or a share for each of some domains."""
 
 _TRIES = 1000
 
@@ -160,7 +160,10 @@ def with_kinds(federation: Federation, adversarial: Affording) -> Federation:
     for number, client in enumerate(federation.clients):
         domains.setdefault(client.domain, []).append(number)
     shares: dict[int | str, float]
-    if isinstance(adversarial, int | float):
+    if adversarial == "rich":
+        most = max(client.budget for client in federation.clients)
+        shares = {number: 1.0 for number, client in enumerate(federation.clients) if client.budget == most}
+    elif isinstance(adversarial, int | float):
         shares = dict.fromkeys(domains, adversarial)
     else:
         shares = dict(adversarial.items()) if isinstance(adversarial, dict) else dict.fromkeys(adversarial, 1.0)
