@@ -12,7 +12,7 @@ import hardy
 from conftest import assert_close, everything, experiment, federation, fit, net
 from hardy import evaluation, papers
 from hardy.config import DataChoice
-from hardy.data.splits import Client
+from hardy.data.splits import Client, with_kinds
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.models.net import Mixture, Net
@@ -245,6 +245,11 @@ def test_fedrbn_and_sfat_inside_split_mix():
     assert not torch.equal(
         fit(slacked).state.shared["fc.weight"], fit(papers.split_mix(width=0.5)).state.shared["fc.weight"]
     )
+    inside = "method = { name = 'fedrbn', budget = { name = 'queue', width = 0.5 } }"
+    short = fit(
+        hardy.config.method(hardy.config.parse(inside)), data=with_kinds(unlike((1.0, 0.5, 1.0, 0.5)), "rich"), rounds=1
+    )
+    assert short.state.reported["norm1.adversarial.mean"].shape[:2] == (4, 2)
     text = """
     [method]
     name = "split_mix"

@@ -190,4 +190,4 @@ def _brief(value: object) -> str:
     return text if len(text) <= 60 else text[:60] + "..."
 
 
-__all__ = ["Admission", "unpack"]
+__all__ = ["Admission", "Verdict", "unpack"]
