@@ -1,7 +1,8 @@
 """Runs the rows of a table: python experiments/grid.py experiments/fbn/grid.toml --out results.json [--workers 3]
 
-A grid names an experiment (a TOML beside it) and rows, each with its overrides. The results file is written after every
-row and rows already in it are skipped, so that a grid that was stopped goes on where it was.
+A grid names an experiment (a TOML beside it) and rows, each with its overrides; under [again], further evaluations of
+some rows' networks, with the options of hardy.evaluate. The results file is written after every row and rows already in
+it are skipped, so that a grid that was stopped goes on where it was.
 """
 
 import argparse
@@ -16,8 +17,8 @@ from tempfile import TemporaryDirectory
 import hardy
 
 
-def run_row(experiment: Path, data: str | None, row: tuple[str, list[str]]) -> tuple[str, dict]:
-    """A row's figures: the run's summary, and standard accuracy over the rounds."""
+def run_row(experiment: Path, data: str | None, again: dict[str, dict], row: tuple[str, list[str]]) -> tuple[str, dict]:
+    """A row's figures: the run's summary, standard accuracy over the rounds, and what it is evaluated by again."""
     name, overrides = row
     try:
         chosen = hardy.read(str(experiment), overrides)
@@ -26,8 +27,13 @@ def run_row(experiment: Path, data: str | None, row: tuple[str, list[str]]) -> t
             table = run.folder / "settings.json"
             settings = json.loads(table.read_text())["settings"] if table.exists() else None
             lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+            more = {
+                title: hardy.evaluate(run, **{k: v for k, v in how.items() if k != "rows"}, checks=False, quiet=True)
+                for title, how in again.items()
+                if name in how["rows"]
+            }
         curve = [(n["round"], round(n["standard_accuracy"]["mean"], 4)) for n in lines if n.get("standard_accuracy")]
-        return name, {"overrides": overrides, "curve": curve, "settings": settings, **run.summary()}
+        return name, {"overrides": overrides, "curve": curve, "settings": settings, "again": more, **run.summary()}
     except Exception as error:  # a row that fails must not take the others with it
         return name, {"overrides": overrides, "error": f"{type(error).__name__}: {error}"}
 
@@ -49,7 +55,8 @@ def main() -> None:
         for name, own in grid["rows"].items()
         if options.only in name and "error" in done.get(name, {"error": ""})
     ]
-    work, began = partial(run_row, options.grid.parent / grid["experiment"], options.data), time.perf_counter()
+    began = time.perf_counter()
+    work = partial(run_row, options.grid.parent / grid["experiment"], options.data, grid.get("again", {}))
     with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
         waiting, running = list(reversed(rows)), []
         while waiting or running:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import hardy
+from hardy.robustness.threats import parse
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 FILES = sorted(FOLDER.rglob("*.toml"))
@@ -26,3 +27,5 @@ def test_rows_of_a_grid_are_read_and_differ(path):
     grid = tomllib.loads(path.read_text())
     read = [hardy.read(str(path.parent / grid["experiment"]), row).to_toml() for row in grid["rows"].values()]
     assert len(set(read)) == len(read)
+    for how in grid.get("again", {}).values():
+        assert set(how["rows"]) <= set(grid["rows"]) and all(map(parse, how["threats"]))
