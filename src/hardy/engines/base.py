@@ -105,8 +105,7 @@ class Engine:
         """Stores what clients keep, [S, ...]. One that ruined its tensors keeps its old ones, as a restart would."""
         if not private:
             return
-        sums = [rows.reshape(len(slots), -1).sum(1) for rows in private.values() if rows.is_floating_point()]
-        fine = torch.stack(sums).isfinite().all(0)
+        fine = torch.stack([rows.reshape(len(slots), -1).sum(1).isfinite() for rows in private.values()]).all(0)
         where = None if self.everyone(slots) else self.where(slots)
         for name, rows in private.items():
             held, fits = self.store[name], tensors.over(fine, rows)
