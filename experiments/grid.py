@@ -1,14 +1,15 @@
 """Runs the rows of a table: python experiments/grid.py experiments/fbn/grid.toml --out results.json [--workers 3]
 
-A grid names an experiment (a TOML beside it) and rows, each with its overrides; under [again], further evaluations of
-some rows' networks, with the options of hardy.evaluate (best = true: as they were at the best round on validation
-rows). The results file is written after every row and rows already in it are skipped, so that a grid that was stopped
-goes on where it was.
+A grid names an experiment (a TOML beside it) and rows, each with its overrides. Under [again] it may ask for further
+evaluations of the rows whose names match a pattern, with the options of hardy.evaluate (best = true: of the networks as
+they were at the best round on validation rows). The results file is written after every row and rows already in it are
+skipped, so that a grid that was stopped goes on where it was.
 """
 
 import argparse
 import json
 import multiprocessing
+import re
 import time
 import tomllib
 from functools import partial
@@ -28,14 +29,14 @@ def run_row(experiment: Path, data: str | None, again: dict[str, dict], row: tup
             table = run.folder / "settings.json"
             settings = json.loads(table.read_text())["settings"] if table.exists() else None
             lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-            more = {t: evaluate_again(run, data, **how) for t, how in again.items() if name in how["rows"]}
+            more = {t: evaluate_again(run, data, **how) for t, how in again.items() if re.search(how["rows"], name)}
         curve = [(n["round"], round(n["standard_accuracy"]["mean"], 4)) for n in lines if n.get("standard_accuracy")]
         return name, {"overrides": overrides, "curve": curve, "settings": settings, "again": more, **run.summary()}
     except Exception as error:  # a row that fails must not take the others with it
         return name, {"overrides": overrides, "error": f"{type(error).__name__}: {error}"}
 
 
-def evaluate_again(run: hardy.Run, data: str | None, *, rows: list[str], best: bool = False, **options) -> dict:
+def evaluate_again(run: hardy.Run, data: str | None, *, rows: str, best: bool = False, **options) -> dict:
     chosen = hardy.load(run.folder, best=True, data_folder=data) if best else run
     return hardy.evaluate(chosen, **options, checks=False, quiet=True)
 

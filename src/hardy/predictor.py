@@ -1,7 +1,6 @@
 """A trained network whose width and robustness are chosen in place (Split-Mix, Algorithm 1, line 11, and Eq. 2)."""
 
 import time
-from math import prod
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -116,14 +115,13 @@ class _Packed:
     """The tensors of a base side by side in the host's memory."""
 
     def __init__(self, base: Tensors, device: torch.device) -> None:
-        self.shapes, self.device, self.size = tensors.shapes(base), device, _size(base)
-        flat = torch.cat([value.flatten() for value in base.values()])
+        self.base, self.device, self.size = tensors.apply(lambda t: t[None], base), device, _size(base)
+        flat = tensors.flatten(self.base, next(iter(self.base.values())))
         self.flat = flat.pin_memory() if device.type == "cuda" else flat
 
     def send(self) -> Tensors:
         there = self.flat.to(self.device, non_blocking=True)
-        parts = torch.split(there, [prod(shape) for shape in self.shapes.values()])
-        return {name: part.view(shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)}
+        return tensors.gather(tensors.unflatten(there, self.base), 0)
 
 
 def _size(base: Tensors) -> int:

@@ -17,9 +17,8 @@ from hardy.models import tiny_cnn
 from hardy.models.layers import calling
 from hardy.registry import PARTS
 from hardy.robustness import autoattack  # noqa: F401  (fills the registry)
+from hardy.robustness.affine import affine, affine_shift
 from hardy.robustness.attacks import (
-    affine,
-    affine_shift,
     cw,
     fgsm,
     local_search,

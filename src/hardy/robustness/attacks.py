@@ -30,8 +30,6 @@ Loss = Literal["cross_entropy", "margin", "kl"]
 _LEAST = {"epsilon": 0, "steps": 0, "rotation_radius": 0, "shift_radius": 0, "centre": 0, "decay": 0}
 _LEAST |= {"restarts": 1, "queries": 1, "candidates": 1, "pixels": 1, "neighbourhood": 0}
 _POSITIVE = {"step", "confidence", "share"}
-_MAX_FULL = 1 << 14
-"""pixels of the largest image a full Λ is made for: 1 GiB in float32"""
 
 
 @kind("attack")
@@ -374,88 +372,13 @@ def _bumps(side: int, x: Tensor) -> Tensor:
     return torch.as_tensor(np.stack([bump, bump.T]), dtype=x.dtype, device=x.device)
 
 
-@part("attack")
-@dataclass(frozen=True, kw_only=True)
-class Affine(Attack):
-    """The worst affine shift x·Λ + δ, one for all images given (FedRobust, Reisizadeh et al. 2020).
-
-    Found by projected ascent on the mean cross-entropy along the raw gradient, within ‖Λ − I‖_F ≤ rotation_radius
-    and ‖δ‖₂ ≤ shift_radius. Λ acts on flat images from the right: d x d, a C x C mix of channels, or a diagonal. The
-    radius bounds the d x d matrix that a form stands for, so the small forms are special cases of the full one.
-    """
-
-    rotation_radius: float = 0.4
-    shift_radius: float = 1.0
-    steps: int = 100
-    step: float = 0.05
-    form: Literal["full", "channel", "diagonal"] = "full"
-    centre: float = 0.0
-    """the grey that Λ leaves where it is; 0.5 for images thought of as in [-1, 1]"""
-    clip: bool = False
-
-    @property
-    def joint(self) -> bool:
-        return True
-
-    @torch.no_grad()
-    def perturb(self, forward: Forward, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
-        return self._shifted(x, *self.find(forward, x, y, key))
-
-    @torch.no_grad()
-    def find(self, forward: Forward, x: Tensor, y: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """(Λ, δ): Λ [d, d], [C, C] or [C, H, W] as its form, δ [C, H, W]."""
-        start = self._identity(x)
-        radius = self.rotation_radius / (math.sqrt(x[0, 0].numel()) if self.form == "channel" else 1.0)
-
-        def loss(shift: tuple[Tensor, Tensor]) -> Tensor:
-            return F.cross_entropy(forward(self._shifted(x, *shift)), y)
-
-        matrix, offset = start, torch.zeros_like(x[0])
-        for _ in range(self.steps):
-            turn, push = grad(loss)((matrix, offset))
-            matrix = start + _shrink(matrix + self.step * turn - start, radius)
-            offset = _shrink(offset + self.step * push, self.shift_radius)
-        return matrix, offset
-
-    def _identity(self, x: Tensor) -> Tensor:
-        if self.form == "diagonal":
-            return torch.ones_like(x[0])
-        size = x.shape[1] if self.form == "channel" else x[0].numel()
-        if self.form == "full" and size > _MAX_FULL:
-            raise HardyError(
-                f"a full Λ for images of {size} values has {size}² entries; the limit is {_MAX_FULL} values. "
-                "Use form='channel' or form='diagonal'."
-            )
-        return torch.eye(size, dtype=x.dtype, device=x.device)
-
-    def _shifted(self, x: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
-        shifted = affine_shift(x - self.centre, matrix, offset) + self.centre
-        return shifted.clamp(0.0, 1.0) if self.clip else shifted
-
-
-def affine_shift(x: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
-    """x·Λ + δ for flat images; the shape of Λ tells its form: [C, H, W] diagonal, [d, d] full, [C, C] channel."""
-    if matrix.dim() == 3:
-        return x * matrix + offset
-    if matrix.shape[0] == x[0].numel():
-        return (x.flatten(1) @ matrix).view(x.shape) + offset
-    return torch.einsum("nchw,ck->nkhw", x, matrix) + offset
-
-
-def _shrink(value: Tensor, radius: float) -> Tensor:
-    """The nearest point in the L2 ball around 0."""
-    return value * torch.clamp(radius / value.square().sum().sqrt().clamp_min(1e-12), max=1.0)
-
-
-affine, cw, fgsm, local_search, mim, pgd, square = Affine, CW, FGSM, LocalSearch, MIM, PGD, Square
+cw, fgsm, local_search, mim, pgd, square = CW, FGSM, LocalSearch, MIM, PGD, Square
 __all__ = [
     "Attack",
     "Ball",
     "Forward",
     "Loss",
     "Start",
-    "affine",
-    "affine_shift",
     "cw",
     "fgsm",
     "local_search",

@@ -14,6 +14,7 @@ from typing import Any, get_args, get_type_hints
 
 from hardy.errors import HardyError, unknown
 from hardy.robustness import attacks, devices
+from hardy.robustness.affine import affine
 from hardy.robustness.attacks import Attack
 from hardy.robustness.geometry import Ball
 
@@ -33,7 +34,7 @@ PRESETS = {
     "apgd-t": "APGD on the targeted DLR loss, 9 targets",
     "fab-t": "FAB, 9 targets",
     "autoattack": "apgd-ce, apgd-t, fab-t and square: the figure to publish",
-    "affine": "one affine shift for all images of a client (FedRobust): affine@0.4,1.0 are the radii of Λ and δ",
+    "affine": "one affine shift for all images of a client (FedRobust): affine@0.4,1,centre=0.5: radii of Λ, δ; Λ's centre",
     "camera-10": "no attack: images as ten cameras unknown to training take them; camera-10@0.5 halves the shifts",
     "gaussian": "no attack: a Gaussian affine shift unknown to training; gaussian-10@0.05 is ten of strength 0.05",
 }
@@ -78,7 +79,7 @@ _FAMILIES = {
     "apgd-t": _Family(attack=_auto("apgd"), preset=(("loss", "dlr"), ("targeted", 9))),
     "fab-t": _Family(attack=_auto("fab")),
     "autoattack": _Family(attack=_auto("auto_attack")),
-    "affine": _Family(attack=lambda: attacks.affine, radii=("rotation_radius", "shift_radius")),
+    "affine": _Family(attack=lambda: affine, radii=("rotation_radius", "shift_radius")),
     "camera": _Family(attack=lambda: devices.unseen_camera, count="devices", radii=("strength",)),
     "gaussian": _Family(attack=lambda: devices.unseen_gaussian_affine, count="devices", radii=("strength",)),
 }
