@@ -29,7 +29,7 @@ from hardy.data.splits import Client
 from hardy.messages import Answer, Slot, Work
 from hardy.parts.aggregation import Aggregator, chain
 from hardy.registry import PARTS
-from hardy.server import Server
+from hardy.server import Server, Trains
 
 Arrays = Mapping[str, NDArray[Any]]
 CLIENTS, EXAMPLES, F = 10, 50, 1
@@ -150,7 +150,7 @@ def _hardy(aggregator: Aggregator) -> Rule:
     server = Server(plan=plan, clients=clients, seed=0, training=Training(batch=EXAMPLES))
 
     def rule(replies: Mapping[int, Sequence[Reply]]) -> Arrays:
-        class Outside:
+        class Outside(Trains):
             def train(self, work: Work) -> Iterator[list[Answer]]:
                 yield [
                     Answer(

@@ -20,6 +20,7 @@ from hardy.parts.admission import Admission
 from hardy.parts.aggregation import chain
 from hardy.parts.norm import Batch
 from hardy.registry import PARTS
+from hardy.server import Trains
 
 BAD = 4
 FLOAT32 = EngineChoice(name="sequential", device="cpu", precision="float32")
@@ -84,7 +85,7 @@ RULES = {name: example(rule) for name, rule in PARTS["aggregator"].items() if na
 RULES |= {f"chain({name})": chain(stages=(example(stage),)) for name, stage in PARTS["stage"].items()}
 
 
-class Outside:
+class Outside(Trains):
     """An engine whose clients are far away: what they once answered, changed on the way."""
 
     def __init__(self, run):
@@ -95,7 +96,7 @@ class Outside:
         yield self.change(self.answers)
 
 
-class Recorder:
+class Recorder(Trains):
     def __init__(self, engine, answers):
         self.engine, self.answers = engine, answers
 
@@ -199,7 +200,7 @@ def test_the_first_of_two_answers_counts(cut):
     second = dataclasses.replace(outside.answers[BAD], shared=filled(7.0)(outside.answers[BAD].shared))
     answers = [*outside.answers[:8], second, *outside.answers[8:], second]
 
-    class Cut:
+    class Cut(Trains):
         def train(self, work):
             yield from (answers[i : i + cut] for i in range(0, len(answers), cut))
 
@@ -282,7 +283,7 @@ def test_stacked_updates_pass_the_same_checks():
     ):
         outer = run.engine
 
-        class Spoiling:
+        class Spoiling(Trains):
             def train(self, work, change=change, outer=outer):
                 honest = Updates.join(list(outer.train(work)))
                 yield dataclasses.replace(honest, **change(honest))

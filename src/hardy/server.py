@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from math import prod
+from operator import mul
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ from hardy.errors import HardyError
 from hardy.messages import Answer, Slot, Updates, Work
 from hardy.method import Plan
 from hardy.partition import Placement, Role
-from hardy.parts.admission import Admission, Verdict, unpack
+from hardy.parts.admission import Admission, Admitted, Verdict, unpack
 from hardy.parts.aggregation import Frame
 from hardy.parts.objective import Objective
 from hardy.robustness.faults import Faults
@@ -30,6 +31,10 @@ class Trains(Protocol):
 
     def train(self, work: Work) -> Iterable[Updates | Sequence[Answer] | dict[int, str]]:
         """Updates as they are ready, or answers as they come in from outside; a dict: why clients will not answer."""
+        ...
+
+    def expect(self, round: int, slots: Sequence[Slot]) -> None:
+        """What it will be asked for next, told while it may still be at work."""
         ...
 
     def cast(self, values: Tensors) -> Tensors: ...
@@ -145,8 +150,10 @@ class Server:
             if verdict:
                 taken = taken.add(self._admitted(verdict, lost, tally), self.plan, frame)
             verdict = self.admission.judge(updates, work, frame.roles)
-        # the rest is queued as if the last replies were admitted too; only then does the host wait for the device
+        # the rest is queued as if the last replies were admitted too, and the next round prepared; only then does the
+        # host wait for the device
         after = self._next(taken.add(verdict and verdict.updates, self.plan, frame), state, frame)
+        engine.expect(state.round + 1, self.ask(state.round + 1)[2])
         if verdict and (admitted := self._admitted(verdict, lost, tally)) is not verdict.updates:
             after = self._next(taken.add(admitted, self.plan, frame), state, frame)
         return after, {
@@ -154,15 +161,14 @@ class Server:
             "lost": {str(c): why for c, why in sorted(lost.items())},
             **tally.figures(slots),
             **tally.apart(after.shared),
-            **(self.plan.aggregator.figures(after.memory) if tally.losses else {}),
+            **(self.plan.aggregator.figures(after.memory) if tally.weight else {}),
         }
 
     def _admitted(self, verdict: Verdict, lost: dict[int, str], tally: "_Tally") -> Updates:
-        admitted, refused = verdict.read()
-        lost |= refused
-        if admitted.slots:
-            tally.add(admitted)
-        return admitted
+        admitted = verdict.read()
+        lost |= admitted.refused
+        tally.add(admitted)
+        return admitted.updates
 
     def _next(self, taken: "_Taken", state: ServerState, frame: Frame) -> ServerState:
         shared, memory = self.plan.aggregator.finish(taken.folded, frame, state.memory)
@@ -219,7 +225,7 @@ class Server:
             return honest
 
         def aggregate(updates: Updates) -> Tensors:
-            admitted, _ = self.admission.judge(updates, work, frame.roles).read()
+            admitted = self.admission.judge(updates, work, frame.roles).read().updates
             folded = aggregator.fold(None, admitted, frame) if admitted.slots else None
             return aggregator.finish(folded, frame, memory)[0]
 
@@ -270,25 +276,24 @@ def _write(reported: Tensors, updates: Updates) -> Tensors:
 
 
 class _Tally:
-    """Adds up what the admitted replies say. Sums stay on the device until the round is over."""
+    """Adds up what the admitted replies say."""
 
     def __init__(self, traffic: Callable[[Slot], int], held: Sequence[str] = ()) -> None:
         self.traffic, self.held = traffic, held
         """names of the tensors whose drift is measured"""
         self.replies: list[Updates] = []
-        self.losses: list[torch.Tensor] = []
-        self.weights: list[torch.Tensor] = []
+        self.loss = self.weight = 0.0
         self.bytes_up = 0
 
-    def add(self, updates: Updates) -> None:
-        self.losses.append(updates.loss * updates.weights)
-        self.weights.append(updates.weights)
-        self.bytes_up += sum(map(self.traffic, updates.slots))
-        if self.held:
-            self.replies.append(updates.only(self.held))
+    def add(self, admitted: Admitted) -> None:
+        self.loss += sum(map(mul, admitted.loss, admitted.weights))
+        self.weight += sum(admitted.weights)
+        self.bytes_up += sum(map(self.traffic, admitted.updates.slots))
+        if self.held and admitted.updates.slots:
+            self.replies.append(admitted.updates.only(self.held))
 
     def figures(self, slots: Sequence[Slot]) -> dict[str, Any]:
-        loss = (torch.cat(self.losses).sum() / torch.cat(self.weights).sum()).item() if self.losses else None
+        loss = self.loss / self.weight if self.weight else None
         down = sum(map(self.traffic, slots))
         return {"slots": len(slots), "loss": loss, "bytes_up": self.bytes_up, "bytes_down": down}
 

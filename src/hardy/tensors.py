@@ -41,6 +41,21 @@ def repeat(tensors: Tensors, *counts: int) -> Tensors:
     return apply(lambda t: t.expand(*counts, *t.shape).clone(), tensors)
 
 
+def copies(tensors: Tensors) -> Tensors:
+    """Tensors of their own with the same values."""
+    fresh = apply(torch.empty_like, tensors)
+    copy(list(fresh.values()), list(tensors.values()))
+    return fresh
+
+
+def copy(target: Sequence[Tensor], source: Sequence[Tensor]) -> None:
+    """Copies in few launches: one for all pairs that lie alike in memory."""
+    pairs = list(zip(target, source, strict=True))
+    for alike in (True, False):
+        if chosen := [(to, what) for to, what in pairs if (to.stride() == what.stride()) is alike]:
+            torch._foreach_copy_([to for to, _ in chosen], [what for _, what in chosen])
+
+
 def gather(tensors: Tensors, *index: Tensor | int | slice) -> Tensors:
     """Rows along the leading axes."""
     return apply(lambda t: t[index], tensors)

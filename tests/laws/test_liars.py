@@ -13,7 +13,7 @@ from hardy.experiment import prepare
 from hardy.messages import Updates
 from hardy.registry import PARTS
 from hardy.robustness.faults import Faults
-from hardy.server import Cohort
+from hardy.server import Cohort, Trains
 from test_hostile_replies import BAD, FLOAT32, Outside, assert_same, ended, spoiling, without
 
 VECTORISED = EngineChoice(name="vectorised", device="cpu", precision="float64", lane=2)
@@ -52,7 +52,7 @@ def test_only_the_liars_replies_change(lie):
     )
     heard = []
 
-    class Listening:
+    class Listening(Trains):
         def train(self, work):
             honest = Updates.join(list(run.engine.train(work)))
             heard.append((honest, copy(honest)))

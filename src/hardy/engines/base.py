@@ -105,7 +105,7 @@ class Engine:
         """Stores what clients keep, [S, ...]. One that ruined its tensors keeps its old ones, as a restart would."""
         if not private:
             return
-        fine = torch.stack([rows.reshape(len(slots), -1).sum(1).isfinite() for rows in private.values()]).all(0)
+        fine = torch.stack([rows.reshape(len(slots), -1).sum(1) for rows in private.values()]).isfinite().all(0)
         where = None if self.everyone(slots) else self.where(slots)
         for name, rows in private.items():
             held, fits = self.store[name], tensors.over(fine, rows)
@@ -129,6 +129,9 @@ class Engine:
         """Whether the slots are every base of every client, in order."""
         clients, bases = len(self.data.clients), self.plan.method.budget.bases
         return list(slots) == [Slot(client, base) for client in range(clients) for base in range(bases)]
+
+    def expect(self, round: int, slots: Sequence[Slot]) -> None:
+        """Told what the next round will ask for while this one is still at work; most engines need not know."""
 
     def train(self, work: Work) -> Iterator[Updates]:
         """Runs the slots of a round; yields their updates as they are ready."""

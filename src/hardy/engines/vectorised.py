@@ -6,10 +6,10 @@ run together, and a slot that has finished its steps rests.
 """
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +36,32 @@ def vmap(function: Callable[..., Any], in_dims: tuple[Any, ...]) -> Callable[...
     return run
 
 
+class _Planned(NamedTuple):
+    """What a slot has to do: its objective, and the rows of its steps."""
+
+    objective: Objective
+    slot: Slot
+    batches: list[Rows]
+
+
+class _Task(NamedTuple):
+    """What a lane has to do, with all of it that the host can prepare while the device still works at the last one."""
+
+    objective: Objective
+    slots: list[Slot]
+    longest: int
+    """steps of the slot that takes most"""
+    counts: Tensor
+    """[S], steps"""
+    window: Tensor
+    """[S], how many of the last steps the loss is taken over"""
+    keys: Tensor
+    """[steps, S]"""
+    schedule: list[tuple[int, Tensor | slice, Tensor]]
+    abreast: bool
+    """whether all take their first step together"""
+
+
 _CPU_LANE = 16
 _MEMORY_SHARE = 0.5
 _EVERYONE = slice(None)
@@ -50,26 +76,58 @@ class Vectorised(Engine):
         super().__init__(*args, **options)
         self._sizes: dict[Objective, int] = {}
         self._lanes: dict[tuple[Objective, int, bool, bool], _Lane] = {}
+        self._expected: tuple[int, list[Slot], list[_Task]] | None = None
+
+    def expect(self, round: int, slots: Sequence[Slot]) -> None:
+        planned = self._planned(round, slots) if self.device.type == "cuda" else []
+        if planned and all(self.lane or p.objective in self._sizes for p in planned):
+            tasks = self._tasks(round, planned, lambda some: self.lane or self._sizes[some[0].objective])
+            self._expected = round, list(slots), list(tasks)
 
     def train(self, work: Work) -> Iterator[Updates]:
+        if self._expected and self._expected[:2] == (work.round, list(work.slots)):
+            tasks: Iterable[_Task] = self._expected[2]
+        else:
+            planned = self._planned(work.round, work.slots)
+            tasks = self._tasks(work.round, planned, lambda some: self.lane or self._fitting(work, some))
+        self._expected = None
+        for task in tasks:
+            yield self._lane(work, task)
+
+    def _planned(self, round: int, slots: Sequence[Slot]) -> "list[_Planned]":
         planned = [
-            (
-                self.plan.objective(self.data.clients[slot.client], work.round),
-                slot,
-                self.batches(work.round, slot.client),
-            )
-            for slot in work.slots
+            _Planned(self.plan.objective(self.data.clients[slot.client], round), slot, self.batches(round, slot.client))
+            for slot in slots
         ]
         # slots of one length side by side, so that few rest while others work
-        planned.sort(key=lambda p: (repr(p[0]), -len(p[2]), p[1].client, p[1].base))
-        for objective, group in groupby(planned, key=lambda p: p[0]):
-            members = list(group)
-            size = self.lane or self._fitting(work, objective, members)
-            for start in range(0, len(members), size):
-                chosen = members[start : start + size]
-                yield self._lane(work, objective, [slot for _, slot, _ in chosen], [rows for _, _, rows in chosen])
+        planned.sort(key=lambda p: (repr(p.objective), -len(p.batches), p.slot.client, p.slot.base))
+        return planned
 
-    def _lane(self, work: Work, objective: Objective, slots: list[Slot], batches: list[list[Rows]]) -> Updates:
+    def _tasks(
+        self, round: int, planned: "list[_Planned]", fitting: "Callable[[list[_Planned]], int]"
+    ) -> "Iterator[_Task]":
+        for _, group in groupby(planned, key=lambda p: p.objective):
+            members = list(group)
+            size = fitting(members)
+            for start in range(0, len(members), size):
+                yield self._task(round, members[start : start + size])
+
+    def _task(self, round: int, members: "list[_Planned]") -> "_Task":
+        slots, batches = [m.slot for m in members], [m.batches for m in members]
+        steps = [len(rows) for rows in batches]
+        return _Task(
+            objective=members[0].objective,
+            slots=slots,
+            longest=max(steps),
+            counts=tensors.send(steps, self.device),
+            window=tensors.send([self.loss_window(round, n) for n in steps], self.device),
+            keys=tensors.send(keys(self.seed, round, self.numbered(slots), max(steps)), self.device),
+            schedule=list(self._schedule(batches)),
+            abreast=len({len(rows[0]) for rows in batches}) == 1,
+        )
+
+    def _lane(self, work: Work, task: "_Task") -> Updates:
+        objective, slots = task.objective, task.slots
         one_base = len({slot.base for slot in slots}) == 1
         received = tensors.gather(work.shared, slots[0].base if one_base else self.where(slots)[1])
         own = self.own({**work.reported, **self.store}, slots)
@@ -90,39 +148,36 @@ class Vectorised(Engine):
         lane = _Lane(run, one_base)
         if self.device.type == "cuda":
             lane = self._lanes.setdefault((objective, len(slots), one_base, frozen), lane)
-        alike = one_base and len({len(rows[0]) for rows in batches}) == 1  # all take their first step together
+        alike = one_base and task.abreast
         lane.load(received, first, rate, opening=alike)
-        steps = [len(rows) for rows in batches]
-        counts = tensors.send(steps, self.device)
-        window = tensors.send([self.loss_window(work.round, n) for n in steps], self.device)
-        lane_keys = tensors.send(keys(self.seed, work.round, self.numbered(slots), max(steps)), self.device)
-        losses = torch.zeros(max(steps), len(slots), dtype=self.dtype, device=self.device)
-        for t, members, rows in self._schedule(batches):
-            losses[t, members] = lane.step(rows, lane_keys[t, members], members, opening=alike and t == 0)
+        losses = torch.zeros(task.longest, len(slots), dtype=self.dtype, device=self.device)
+        for t, members, rows in task.schedule:
+            losses[t, members] = lane.step(rows, task.keys[t, members], members, opening=alike and t == 0)
 
-        reply = finish(self.plan, objective, received, lane.unload(), first.trained, counts, rate)
+        reply = finish(self.plan, objective, received, lane.unload(), first.trained, task.counts, rate)
         self.keep(slots, reply.private)
-        order = torch.arange(max(steps), device=self.device)[:, None]
-        last = (order >= counts - window) & (order < counts)
+        order = torch.arange(task.longest, device=self.device)[:, None]
+        last = (order >= task.counts - task.window) & (order < task.counts)
         return Updates(
             slots=slots,
             shared=reply.shared,
             reported=reply.reported,
             weights=self.samples(slots),
-            steps=counts,
-            loss=torch.where(last, losses, 0).sum(0) / window,
+            steps=task.counts,
+            loss=torch.where(last, losses, 0).sum(0) / task.window,
         )
 
-    def _fitting(self, work: Work, objective: Objective, members: list[Any]) -> int:
+    def _fitting(self, work: Work, members: "list[_Planned]") -> int:
         """How many slots to run at once: on a GPU as many as its free memory holds, by a measured trial of two."""
         if self.device.type != "cuda":
             return _CPU_LANE
+        objective = members[0].objective
         if objective not in self._sizes:
-            trial = [(slot, rows[:1]) for _, slot, rows in members[:2]]
+            trial = [m._replace(batches=m.batches[:1]) for m in members[:2]]
             store, self.store = self.store, tensors.apply(Tensor.clone, self.store)
             torch.cuda.reset_peak_memory_stats(self.device)
             before = torch.cuda.memory_allocated(self.device)
-            self._lane(work, objective, [slot for slot, _ in trial], [rows for _, rows in trial])
+            self._lane(work, self._task(work.round, trial))
             self.store = store
             each = max(1, torch.cuda.max_memory_allocated(self.device) - before) / len(trial)
             torch.cuda.empty_cache()
@@ -226,8 +281,7 @@ class _Lane:
         _, state, rate = self.held
         if not rate.is_cuda:
             return state
-        trained, kept = (tensors.apply(Tensor.clone, part) for part in (state.trained, state.kept))
-        return state._replace(trained=trained, kept=kept)
+        return state._replace(trained=tensors.copies(state.trained), kept=tensors.copies(state.kept))
 
 
 class _Graph:
@@ -266,4 +320,4 @@ class _Graph:
 
 
 def _copy(target: Any, source: Any) -> None:
-    torch._foreach_copy_(pytree.tree_leaves(target), pytree.tree_leaves(source))
+    tensors.copy(pytree.tree_leaves(target), pytree.tree_leaves(source))

@@ -92,11 +92,22 @@ class Statistics(Affine):
 
     def normalise(self, x: Tensor, affine: Affine, eps: float) -> Tensor:
         """Normalises by the batch, and moves the running statistics towards it."""
+        if x.is_cuda and x.dtype != self.mean.dtype:
+            return self._normalise_mixed(x, affine, eps)
         mean, var = self.mean.clone(), self.var.clone()
-        taken = x if x.is_cuda else x.to(mean.dtype)  # a CPU has no kernel for images of another precision
+        taken = x.to(mean.dtype)  # a CPU has no kernel for images of another precision
         out = F.batch_norm(taken, mean, var, affine.weight, affine.bias, True, self.momentum, eps)
         self.mean, self.var = mean, var
         return out.to(x.dtype)
+
+    def _normalise_mixed(self, x: Tensor, affine: Affine, eps: float) -> Tensor:
+        """The same where x is of half precision: vmap has no rule for running statistics of another type than x."""
+        out, mean, rsqrt = torch.native_batch_norm(x, None, None, None, None, True, 0.0, eps)
+        count = x.numel() / x.shape[1]
+        var = (rsqrt.square().reciprocal() - eps).clamp_min(0.0) * (count / max(1.0, count - 1))
+        self.mean = torch.lerp(self.mean, mean.detach(), self.momentum)
+        self.var = torch.lerp(self.var, var.detach(), self.momentum)
+        return _along(out, affine.weight, affine.bias)
 
     def blur(self) -> None:
         """Adds the noise."""
@@ -128,8 +139,7 @@ class FederatedStatistics(Statistics):
         self.register_buffer("sent_var", torch.ones(features), persistent=False)
 
     def normalise(self, x: Tensor, affine: Affine, eps: float) -> Tensor:
-        momentum, over = self.momentum, [axis for axis in range(x.dim()) if axis != 1]
-        var, mean = torch.var_mean(x.detach().to(self.mean.dtype), over, correction=0)
+        momentum, (mean, var) = self.momentum, _moments(x.detach(), self.mean.dtype)
         mean, var = torch.lerp(self.sent_mean, mean, momentum), torch.lerp(self.sent_var, var, momentum)
         count = self.count + x.numel() / x.shape[1]
         share = (count - self.count) / count
@@ -137,6 +147,18 @@ class FederatedStatistics(Statistics):
         self.mean, self.var = torch.lerp(self.mean, mean, share), torch.lerp(self.var, var, share) + between
         self.count = count
         return scale_and_shift(x, self.sent_mean, self.sent_var, affine, eps)
+
+
+def _moments(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Mean and variance of every channel. Values of half precision are read as they are: their mean cannot be so far
+    from zero that its square would swallow the variance."""
+    over = [axis for axis in range(x.dim()) if axis != 1]
+    if x.dtype == dtype:
+        var, mean = torch.var_mean(x, over, correction=0)
+        return mean, var
+    mean = x.mean(over, dtype=dtype)
+    square = torch.linalg.vector_norm(x, dim=over, dtype=dtype).square() * (x.shape[1] / x.numel())
+    return mean, (square - mean.square()).clamp_min(0.0)
 
 
 def scale_and_shift(x: Tensor, mean: Tensor, var: Tensor, affine: Affine, eps: float) -> Tensor:

@@ -124,7 +124,7 @@ def _channels(values: Tensors, frame: Frame) -> Tensors:
 
 def _apart(matrix: Tensor, frame: Frame, role: Role) -> Tensors:
     """The layers' own tensors again."""
-    return tensors.apply(Tensor.clone, tensors.unflatten(matrix, _of(role, frame.shared, frame)))
+    return tensors.copies(tensors.unflatten(matrix, _of(role, frame.shared, frame)))
 
 
 def _beside(frame: Frame) -> Frame:

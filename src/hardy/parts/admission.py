@@ -49,7 +49,8 @@ class Admission:
     def judge(self, updates: Updates, work: Work, roles: Mapping[str, Role] | None = None) -> "Verdict":
         """Looks at every reply. The host waits for the device only when the verdict is read."""
         checks = self._checks(updates, work, roles or {})
-        return Verdict(updates, checks, torch.stack([check.holds for check in checks]))
+        figures = [*(check.holds for check in checks), updates.loss, updates.weights]
+        return Verdict(updates, checks, torch.stack([figure.to(updates.loss) for figure in figures]))
 
     def _checks(self, updates: Updates, work: Work, roles: Mapping[str, Role]) -> list[_Check]:
         loss, weights = updates.loss, updates.weights
@@ -82,26 +83,37 @@ class Admission:
         return checks
 
 
+class Admitted(NamedTuple):
+    """The updates that may be aggregated, their losses and weights as numbers, and why the others were refused."""
+
+    updates: Updates
+    loss: list[float]
+    weights: list[float]
+    refused: dict[int, str]
+
+
 class Verdict(NamedTuple):
     """What the gate found, not read yet."""
 
     updates: Updates
     checks: list[_Check]
-    holds: Tensor
-    """[checks, S]"""
+    figures: Tensor
+    """[checks + 2, S]: whether each check holds, loss, weight"""
 
-    def read(self) -> tuple[Updates, dict[int, str]]:
-        """The updates that may be aggregated, and why each of the others was refused."""
-        if bool(self.holds.all()):
-            return self.updates, {}
-        refused = {}
+    def read(self) -> Admitted:
+        *holds, loss, weights = self.figures.tolist()  # the one time in a round that the host waits for the device
+        keep, refused = [], {}
         for number, slot in enumerate(self.updates.slots):
-            for check in self.checks:
-                if not check.holds[number]:
-                    values = (value[number].item() for value in check.values)
-                    refused[slot.client] = "refused: " + check.reason.format(*values)
-                    break
-        return self.updates.where(self.holds.all(0)), refused
+            failed = [check for check, held in zip(self.checks, holds, strict=True) if not held[number]]
+            if not failed:
+                keep.append(number)
+                continue
+            values = (value[number].item() for value in failed[0].values)
+            refused[slot.client] = "refused: " + failed[0].reason.format(*values)
+        if not refused:
+            return Admitted(self.updates, loss, weights, {})
+        mask = self.figures[: len(holds)].all(0)
+        return Admitted(self.updates.where(mask), [loss[n] for n in keep], [weights[n] for n in keep], refused)
 
 
 class Refusal(Exception):
@@ -190,4 +202,4 @@ def _brief(value: object) -> str:
     return text if len(text) <= 60 else text[:60] + "..."
 
 
-__all__ = ["Admission", "Verdict", "unpack"]
+__all__ = ["Admission", "Admitted", "Verdict", "unpack"]

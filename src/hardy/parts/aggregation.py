@@ -136,7 +136,7 @@ class Mean(Aggregator):
         untouched = tensors.flatten(frame.shared, folded.total)
         mean = torch.where(weight > 0, folded.total / weight.clamp_min(1e-30), untouched)
         # tensors of their own, as a checkpoint gives back: a view at an odd offset would be rounded differently
-        shared = tensors.apply(Tensor.clone, tensors.unflatten(mean, frame.shared))
+        shared = tensors.copies(tensors.unflatten(mean, frame.shared))
         return {**frame.shared, **shared, **folded.counters}, memory
 
 
