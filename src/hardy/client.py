@@ -135,11 +135,11 @@ class Reply(NamedTuple):
     private: Tensors
 
 
-def keys(seed: int, round: int, slots: Sequence[Slot], steps: int) -> Tensor:
+def keys(seed: int, round: int, slots: Sequence[Slot], steps: int) -> NDArray[np.int64]:
     """The random key of every step of every slot, [steps, S]."""
-    key = random.fold(torch.tensor(seed), "client", round)
-    key = random.fold(key, torch.tensor([slot.client for slot in slots]), torch.tensor([slot.base for slot in slots]))
-    return random.fold(key, torch.arange(steps)[:, None])
+    key = random.fold(np.array([seed]), "client", round)
+    key = random.fold(key, np.array([slot.client for slot in slots]), np.array([slot.base for slot in slots]))
+    return random.fold(key, np.arange(steps)[:, None])
 
 
 def begin(plan: Plan, training: Training, received: Tensors, own: Tensors) -> State:

@@ -87,10 +87,14 @@ class Updates:
 
     def only(self, names: Iterable[str]) -> "Updates":
         """Only these shared tensors."""
-        return replace(self, shared=tensors.select(self.shared, names))
+        some = replace(self, shared=tensors.select(self.shared, names))
+        some.__dict__["bases"] = self.bases
+        return some
 
     @staticmethod
     def join(parts: Sequence["Updates"]) -> "Updates":
+        if len(parts) == 1:
+            return parts[0]
         return Updates(
             slots=[slot for part in parts for slot in part.slots],
             shared=tensors.concatenate([part.shared for part in parts]),

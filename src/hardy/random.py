@@ -6,10 +6,16 @@ with a counter, so that noise needs no generator, can be drawn under vmap, and r
 
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+Key = TypeVar("Key", Tensor, NDArray[np.int64])
+"""on a device, or on the host, where numpy is quicker for few numbers; the same bits"""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -31,22 +37,28 @@ def stream(seed: int, *words: int | str) -> np.random.Generator:
     return np.random.default_rng([seed & _MASK, *(_word(w) for w in words)])
 
 
-def _shift(x: Tensor, bits: int) -> Tensor:
+def _shift(x: Key, bits: int) -> Key:
     return (x >> bits) & ((1 << (64 - bits)) - 1)  # int64 shifts keep the sign; a hash needs zeros
 
 
-def _hash(x: Tensor) -> Tensor:
+def _hash(x: Key) -> Key:
     """The splitmix64 finaliser."""
     x = (x ^ _shift(x, 30)) * _FIRST
     x = (x ^ _shift(x, 27)) * _SECOND
     return x ^ _shift(x, 31)
 
 
-def fold(key: Tensor, *words: int | str | Tensor) -> Tensor:
+def fold(key: Key, *words: int | str | Key) -> Key:
     """A new key from a key and words; shapes broadcast."""
     for word in words:
-        key = _hash(key + _STEP + _hash(word if isinstance(word, Tensor) else torch.full_like(key, _word(word))))
+        key = _hash(key + (_constant(_word(word)) if isinstance(word, int | str) else _STEP + _hash(word)))
     return key
+
+
+@lru_cache(maxsize=4096)
+def _constant(word: int) -> int:
+    """What a word known beforehand adds to a key."""
+    return _signed((_STEP + int(_hash(np.array([word], np.int64))[0])) & _MASK)
 
 
 def uniform(key: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:

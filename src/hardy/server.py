@@ -193,7 +193,7 @@ class Server:
             corner = objective.corner(tensors.shapes(sent))
             return sum(prod(corner[name]) * value.element_size() for name, value in sent.items())
 
-        return lambda slot: each(self.plan.objective(self.clients[slot.client], work.round))
+        return cache(lambda slot: each(self.plan.objective(self.clients[slot.client], work.round)))
 
     def _arriving(self, engine: Trains, work: Work, lost: dict[int, str]) -> Iterator[Updates]:
         """The replies that come in time, answers from outside unpacked; `lost` gets those that cannot be."""

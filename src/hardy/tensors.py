@@ -7,7 +7,9 @@ Shared tensors are [B, ...], a client's own are [C, B, ...], updates are [S, ...
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
@@ -17,6 +19,14 @@ def send(values: Tensor | Sequence[int], device: torch.device) -> Tensor:
     """Onto a device without waiting for the work already queued there."""
     here = torch.as_tensor(values)
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
+
+
+def send_all(numbers: Sequence[ArrayLike], device: torch.device) -> list[Tensor]:
+    """Whole numbers of any shapes onto a device in one copy."""
+    arrays = [np.asarray(some, np.int64) for some in numbers]
+    flat = send(torch.from_numpy(np.concatenate([array.ravel() for array in arrays])), device)
+    parts = torch.split(flat, [array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
 def apply(function: Callable[[Tensor], Tensor], tensors: Tensors) -> Tensors:
@@ -73,8 +83,9 @@ def scatter(tensors: Tensors, rows: Tensors, *index: Tensor | int) -> Tensors:
 
 def flatten(tensors: Tensors, like: Tensor) -> Tensor:
     """The floating tensors as one matrix with the rows of `like`, [S, D], in the order of their names."""
-    flat = [t.reshape(len(like), -1) for _, t in sorted(tensors.items()) if t.is_floating_point()]
-    return torch.cat(flat, 1) if flat else like.new_zeros(len(like), 0)
+    rows = like.shape[0]
+    flat = [t.reshape(rows, -1) for _, t in sorted(tensors.items()) if t.is_floating_point()]
+    return torch.cat(flat, 1) if flat else like.new_zeros(rows, 0)
 
 
 def unflatten(matrix: Tensor, like: Tensors) -> Tensors:

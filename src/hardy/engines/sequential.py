@@ -26,7 +26,7 @@ class Sequential(Engine):
             own = tensors.gather({**work.reported, **self.store}, slot.client, slot.base)
             state = first = begin(self.plan, self.training, received, own)
             batches = self.batches(work.round, slot.client)
-            noise = keys(self.seed, work.round, self.numbered([slot]), len(batches))[:, 0]
+            noise = torch.from_numpy(keys(self.seed, work.round, self.numbered([slot]), len(batches)))[:, 0]
             losses = []
             for rows, key in zip(batches, noise, strict=True):
                 batch = self.batch(torch.from_numpy(rows).to(self.device))

@@ -64,6 +64,9 @@ class _Task(NamedTuple):
 
 _CPU_LANE = 16
 _MEMORY_SHARE = 0.5
+_SPARE = 1.5
+_Key = tuple[Objective, int, bool, bool]
+"""what a lane's captured steps depend on: objective, number of slots, whether all train one base, frozen statistics"""
 _EVERYONE = slice(None)
 
 
@@ -75,7 +78,10 @@ class Vectorised(Engine):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._sizes: dict[Objective, int] = {}
-        self._lanes: dict[tuple[Objective, int, bool, bool], _Lane] = {}
+        self._each: dict[Objective, float] = {}
+        """bytes a slot takes"""
+        self._lanes: dict[_Key, _Lane] = {}
+        """in the order in which they were last used"""
         self._expected: tuple[int, list[Slot], list[_Task]] | None = None
 
     def expect(self, round: int, slots: Sequence[Slot]) -> None:
@@ -115,14 +121,22 @@ class Vectorised(Engine):
     def _task(self, round: int, members: "list[_Planned]") -> "_Task":
         slots, batches = [m.slot for m in members], [m.batches for m in members]
         steps = [len(rows) for rows in batches]
+        window = [self.loss_window(round, n) for n in steps]
+        key = keys(self.seed, round, self.numbered(slots), max(steps))
+        groups = _schedule(batches)
+        together, rows = [members for _, members, _ in groups], [rows for _, _, rows in groups]
+        counts, window_, key_, *sent = tensors.send_all([steps, window, key, *together, *rows], self.device)
         return _Task(
             objective=members[0].objective,
             slots=slots,
             longest=max(steps),
-            counts=tensors.send(steps, self.device),
-            window=tensors.send([self.loss_window(round, n) for n in steps], self.device),
-            keys=tensors.send(keys(self.seed, round, self.numbered(slots), max(steps)), self.device),
-            schedule=list(self._schedule(batches)),
+            counts=counts,
+            window=window_,
+            keys=key_,
+            schedule=[
+                (t, _EVERYONE if len(members) == len(slots) else sent[at], sent[len(groups) + at])
+                for at, (t, members, _) in enumerate(groups)
+            ],
             abreast=len({len(rows[0]) for rows in batches}) == 1,
         )
 
@@ -147,7 +161,7 @@ class Vectorised(Engine):
 
         lane = _Lane(run, one_base)
         if self.device.type == "cuda":
-            lane = self._lanes.setdefault((objective, len(slots), one_base, frozen), lane)
+            lane = self._held((objective, len(slots), one_base, frozen), lane)
         alike = one_base and task.abreast
         lane.load(received, first, rate, opening=alike)
         losses = torch.zeros(task.longest, len(slots), dtype=self.dtype, device=self.device)
@@ -180,30 +194,39 @@ class Vectorised(Engine):
             self._lane(work, self._task(work.round, trial))
             self.store = store
             each = max(1, torch.cuda.max_memory_allocated(self.device) - before) / len(trial)
+            self._lanes.popitem()  # the trial's
             torch.cuda.empty_cache()
+            self._each[objective] = each
             self._sizes[objective] = max(1, int(_MEMORY_SHARE * torch.cuda.mem_get_info(self.device)[0] / each))
         return self._sizes[objective]
 
-    def _schedule(self, batches: list[list[Rows]]) -> Iterator[tuple[int, Tensor | slice, Tensor]]:
-        """(step, slots that run it together, their rows [S, batch]): one copy to the device for the whole lane."""
-        groups: list[tuple[int, list[int], Rows]] = []
-        for t in range(max(len(rows) for rows in batches)):
-            sizes: dict[int, list[int]] = {}
-            for position, rows in enumerate(batches):
-                if t < len(rows):
-                    sizes.setdefault(len(rows[t]), []).append(position)
-            for members in sizes.values():
-                groups.append((t, members, np.stack([batches[m][t] for m in members])))
-        flat = tensors.send(torch.from_numpy(np.concatenate([rows.ravel() for _, _, rows in groups])), self.device)
-        at = 0
-        for t, members, chosen in groups:
-            everyone = len(members) == len(batches)
-            who = _EVERYONE if everyone else tensors.send(members, self.device)
-            yield t, who, flat[at : at + chosen.size].view(chosen.shape)
-            at += chosen.size
+    def _held(self, key: "_Key", lane: "_Lane") -> "_Lane":
+        """The lane of these slots if there is one, which has its steps captured; the new one if not. Where memory is
+        short, those that were not used for longest go."""
+        if key not in self._lanes:
+            torch.cuda.empty_cache()
+            needed = _SPARE * self._each.get(key[0], 0.0) * key[1]
+            while self._lanes and torch.cuda.mem_get_info(self.device)[0] < needed:
+                self._lanes.pop(next(iter(self._lanes)))
+                gc.collect()
+                torch.cuda.empty_cache()
+        self._lanes[key] = self._lanes.pop(key, lane)
+        return self._lanes[key]
 
     def map(self, function: Callable[..., Any], common: Any, *rows: Any) -> Any:
         return vmap(function, (None, *(0 for _ in rows)))(common, *rows)
+
+
+def _schedule(batches: list[list[Rows]]) -> list[tuple[int, list[int], Rows]]:
+    """(step, positions of the slots that run it together, their rows [S, batch])"""
+    groups = []
+    for t in range(max(len(rows) for rows in batches)):
+        sizes: dict[int, list[int]] = {}
+        for position, rows in enumerate(batches):
+            if t < len(rows):
+                sizes.setdefault(len(rows[t]), []).append(position)
+        groups += [(t, members, np.stack([batches[m][t] for m in members])) for members in sizes.values()]
+    return groups
 
 
 def _opening(received: Tensors, state: State) -> tuple[State, State]:

@@ -94,7 +94,7 @@ class _TotalVariance(Aggregator):
         total = seen.new_zeros(frame.bases, seen.shape[1]).index_add(0, updates.bases, seen)
         widths = [frame.shared[f"{n.removesuffix('count')}mean"].shape[1] for n in sorted(counts)]
         c = torch.where(total > 1, total / (total - 1), 1.0)
-        c = torch.cat([c[:, [layer]].expand(-1, width) for layer, width in enumerate(widths)], 1)
+        c = torch.cat([c[:, layer : layer + 1].expand(-1, width) for layer, width in enumerate(widths)], 1)
         least = (1 - self.momentum) * sent.shared["var"]
         variance = c * (pooled["var"] + between["mean"] / self.momentum) + (1 - c) * least
         shared = {

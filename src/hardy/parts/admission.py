@@ -6,6 +6,7 @@ updates, wherever they came from.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
@@ -18,14 +19,6 @@ from hardy.errors import HardyError
 from hardy.messages import Answer, Slot, Updates, Work
 from hardy.partition import Role
 from hardy.tensors import Tensors
-
-
-class _Check(NamedTuple):
-    """What must hold for each slot, [S], and the reason why one is refused, with places for its values."""
-
-    holds: Tensor
-    reason: str
-    values: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,39 +41,41 @@ class Admission:
 
     def judge(self, updates: Updates, work: Work, roles: Mapping[str, Role] | None = None) -> "Verdict":
         """Looks at every reply. The host waits for the device only when the verdict is read."""
-        checks = self._checks(updates, work, roles or {})
-        figures = [*(check.holds for check in checks), updates.loss, updates.weights]
-        return Verdict(updates, checks, torch.stack([figure.to(updates.loss) for figure in figures]))
-
-    def _checks(self, updates: Updates, work: Work, roles: Mapping[str, Role]) -> list[_Check]:
-        loss, weights = updates.loss, updates.weights
+        loss = updates.loss
         # the length is finite if every number is, and its square too, as sums and distances in a rule must be
         length = torch.linalg.vector_norm(updates.matrix, dim=1)
         if updates.reported:
             length = length + torch.linalg.vector_norm(tensors.flatten(updates.reported, loss), dim=1)
-        checks = [
-            _Check(torch.isfinite(length), "not finite, or too large to be squared (length {:g})", (length,)),
-            _Check(
-                torch.isfinite(loss) & (loss >= self.smallest_loss) & (loss <= self.largest_loss),
-                f"loss {{:g}}, must be a number from {self.smallest_loss:g} to {self.largest_loss:g}",
-                (loss,),
-            ),
-        ]
+        figures = {"loss": loss, "weight": updates.weights, "length": length}
         if self.largest_update < float("inf"):
             sent = tensors.flatten(tensors.gather(work.shared, updates.bases), loss)
-            moved = torch.linalg.vector_norm(updates.matrix - sent, dim=1)
-            checks.append(
-                _Check(moved <= self.largest_update, f"moved {{:g}}, limit {self.largest_update:g}", (moved,))
-            )
-        if work.examples:
-            held = tensors.send([work.examples[slot.client] for slot in updates.slots], loss.device)
-            claim = "claims {:g} examples, must be above 0 and up to the {} registered"
-            checks.append(_Check((weights > 0) & (weights <= held), claim, (weights, held)))
-        variances = {n: t for n, t in {**updates.shared, **updates.reported}.items() if roles.get(n) is Role.NORM_VAR}
-        if variances:
-            least = tensors.flatten(variances, loss).amin(1)
-            checks.append(_Check(least >= 0, "variance {:g}, must be 0 or more", (least,)))
-        return checks
+            figures["moved"] = torch.linalg.vector_norm(updates.matrix - sent, dim=1)
+        roles, held = roles or {}, {**updates.shared, **updates.reported}
+        if variances := {n: t for n, t in held.items() if roles.get(n) is Role.NORM_VAR}:
+            figures["variance"] = tensors.flatten(variances, loss).amin(1)
+        examples = [work.examples[slot.client] if work.examples else float("inf") for slot in updates.slots]
+        return Verdict(self, updates, examples, list(figures), torch.stack([f.to(loss) for f in figures.values()]))
+
+    def refusal(
+        self,
+        registered: float,
+        *,
+        loss: float,
+        weight: float,
+        length: float,
+        moved: float = 0.0,
+        variance: float = 0.0,
+    ) -> str | None:
+        """Why a reply of these figures is refused, from a client that registered with so many examples."""
+        if not isfinite(length):
+            return f"not finite, or too large to be squared (length {length:g})"
+        if not self.smallest_loss <= loss <= self.largest_loss or not isfinite(loss):
+            return f"loss {loss:g}, must be a number from {self.smallest_loss:g} to {self.largest_loss:g}"
+        if not moved <= self.largest_update:
+            return f"moved {moved:g}, limit {self.largest_update:g}"
+        if not 0 < weight <= registered:
+            return f"claims {weight:g} examples, must be above 0 and up to the {registered} registered"
+        return None if variance >= 0 else f"variance {variance:g}, must be 0 or more"
 
 
 class Admitted(NamedTuple):
@@ -95,25 +90,24 @@ class Admitted(NamedTuple):
 class Verdict(NamedTuple):
     """What the gate found, not read yet."""
 
+    admission: Admission
     updates: Updates
-    checks: list[_Check]
+    examples: list[float]
+    """[S], as registered"""
+    names: list[str]
     figures: Tensor
-    """[checks + 2, S]: whether each check holds, loss, weight"""
+    """[names, S]"""
 
     def read(self) -> Admitted:
-        *holds, loss, weights = self.figures.tolist()  # the one time in a round that the host waits for the device
-        keep, refused = [], {}
-        for number, slot in enumerate(self.updates.slots):
-            failed = [check for check, held in zip(self.checks, holds, strict=True) if not held[number]]
-            if not failed:
-                keep.append(number)
-                continue
-            values = (value[number].item() for value in failed[0].values)
-            refused[slot.client] = "refused: " + failed[0].reason.format(*values)
-        if not refused:
-            return Admitted(self.updates, loss, weights, {})
-        mask = self.figures[: len(holds)].all(0)
-        return Admitted(self.updates.where(mask), [loss[n] for n in keep], [weights[n] for n in keep], refused)
+        replies = zip(*self.figures.tolist(), strict=True)  # the one time in a round that the host waits for the device
+        found = [dict(zip(self.names, reply, strict=True)) for reply in replies]
+        reasons = [self.admission.refusal(n, **reply) for n, reply in zip(self.examples, found, strict=True)]
+        refused = {s.client: f"refused: {why}" for s, why in zip(self.updates.slots, reasons, strict=True) if why}
+        taken = [reply for reply, why in zip(found, reasons, strict=True) if not why]
+        updates = self.updates
+        if refused:
+            updates = updates.where(tensors.send(torch.tensor([not why for why in reasons]), updates.loss.device))
+        return Admitted(updates, [reply["loss"] for reply in taken], [reply["weight"] for reply in taken], refused)
 
 
 class Refusal(Exception):

@@ -92,7 +92,7 @@ class Aggregator:
 
 def _by_base(folded: Sequence[Updates]) -> Iterator[tuple[int, Updates]]:
     """Each base and its updates, which are large: copied only if there is more than one part or base."""
-    updates = folded[0] if len(folded) == 1 else Updates.join(folded)
+    updates = Updates.join(folded)
     bases = sorted({slot.base for slot in updates.slots})
     for base in bases:
         yield base, updates if len(bases) == 1 else updates.where(updates.bases == base)
