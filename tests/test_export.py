@@ -10,11 +10,12 @@ import torch
 
 import hardy
 from conftest import fit, net
-from hardy import deploy, papers
+from hardy import deploy, papers, predictor
 from hardy.cli import main
 from hardy.errors import HardyError
 from hardy.export import export
 from hardy.models.count import macs
+from hardy.parts.norm import batch
 from hardy.robustness.attacks import pgd
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
@@ -26,17 +27,48 @@ def run():
 
 
 def test_width_and_robustness_change_in_place_in_under_a_millisecond(run):
-    predictor = run.customise(width=0.25, robustness=0.0)
+    served = run.customise(width=0.25, robustness=0.0)
     x = torch.rand(4, 1, 8, 8, dtype=torch.float64)
-    first = predictor.loaded[0]
+    first = served.loaded[0]
     seconds = []
     for width, robustness in ((1.0, 0.3), (0.5, 0.3), (0.75, 1.0), (0.25, 0.0)) * 5:
         began = time.perf_counter()
-        predictor.customise(width=width, robustness=robustness)
+        served.customise(width=width, robustness=robustness)
         seconds.append(time.perf_counter() - began)
-        assert len(predictor.loaded) == round(width / 0.25) and predictor.loaded[0] is first
-        torch.testing.assert_close(predictor(x), run.customise(width=width, robustness=robustness)(x))
+        assert len(served.loaded) == round(width / 0.25) and served.loaded[0] is first
+        torch.testing.assert_close(served(x), run.customise(width=width, robustness=robustness)(x))
     assert sorted(seconds)[len(seconds) // 2] < 1e-3
+
+
+@pytest.fixture
+def apart(monkeypatch):
+    """A device that shares no memory with the host: what a GPU is, played by a second place in this memory."""
+    monkeypatch.setattr(predictor, "_room", lambda host, device: torch.empty_like(host))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        papers.split_mix_dat(width=0.25, attack=pgd(steps=1)),
+        papers.split_mix(width=0.25, norm=batch(serving="post")),
+        papers.sheterofl(widths=(0.25, 0.5, 1.0)),
+        papers.heterofl(widths=(0.25, 0.5, 1.0), norm=batch(serving="post")),
+    ],
+    ids=["split_mix", "split_mix, post", "sheterofl", "heterofl, post"],
+)
+def test_bases_come_back_as_they_were_and_hold_nothing_while_they_are_away(method, apart, monkeypatch):
+    run, x = fit(method, rounds=1), torch.rand(4, 1, 8, 8, dtype=torch.float64)
+    served = run.customise(client=0)
+    wide, every = served(x), {id(base): base for bases in served._bases.values() for base in bases}.values()
+    for width in (0.25, 1.0, 0.5, 0.25, 1.0):
+        served.customise(width=width)
+        held = [base.there.untyped_storage().nbytes() for base in every]
+        assert sum(held) == served.costs()["bytes"] and held.count(0) == len(every) - len(served.loaded)
+        answer = served(x)
+    assert torch.equal(answer, wide)
+    monkeypatch.undo()
+    for width in (1.0, 0.25):
+        assert torch.equal(served.customise(width=width)(x), run.customise(width=width, client=0)(x))
 
 
 def test_costs_of_a_setting(run):

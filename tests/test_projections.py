@@ -3,13 +3,14 @@
 import dataclasses
 import json
 
+import pytest
 import torch
 
 import hardy
 from conftest import federation, fit
 from hardy import papers
 from hardy.evaluation import evaluate
-from hardy.projections import norms, penultimate, plane
+from hardy.projections import norms, penultimate, plane, write
 from hardy.report.plots import Cloud, scatter
 from hardy.robustness.attacks import pgd
 
@@ -27,6 +28,7 @@ def test_a_plane_keeps_distances_of_what_lies_in_one():
     turned = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64)).Q[:2]
     torch.testing.assert_close(torch.cdist(plane(flat @ turned + 3), plane(flat @ turned + 3)), torch.cdist(flat, flat))
     assert plane(torch.ones(1, 4)).tolist() == [[0.0, 0.0]] and plane(torch.ones(2, 1)).shape == (2, 2)
+    assert plane(torch.full((3, 4), 3e38).diagonal_scatter(torch.zeros(3))).isfinite().all()
 
 
 def test_norms_that_nobody_trained_or_nobody_keeps_are_not_drawn():
@@ -57,6 +59,22 @@ def test_pictures_reach_the_report(tmp_path):
         }
     report = (tmp_path / "run" / "report.html").read_text("utf-8")
     assert "Representations, odd (client 3)" in report and "BatchNorm statistics, norm1" in report
+    assert "Left out" not in report
+
+
+def test_a_client_that_diverged_is_left_out_and_named(tmp_path):
+    """Its affine may be finite and its answers not; a run that has finished must still be written down."""
+    run = fit(papers.fedrbn(attack=SHORT), data=kinds("AT", "ST", "AT", "ST"), rounds=1, out=tmp_path / "run")
+    run.state.reported["norm1.adversarial.var"][1] = torch.inf
+    run.engine.store["norm2.weight"][3] = 1e308
+    run.engine.store["norm2.bias"][3] = 1e308
+    write(run.folder, norms=norms(run))
+    evaluate(run, "fgsm", quiet=True, checks=False)
+    told = json.loads((run.folder / "projections.json").read_text(), parse_constant=pytest.fail)
+    assert told["norms"][0]["left_out"] == [[1, "adversarial"]] and len(told["norms"][0]["points"]) == 7
+    assert [bool(found["left_out"]) for found in told["domains"]] == [False, True]
+    report = (run.folder / "report.html").read_text("utf-8")
+    assert "not finite (training diverged): BatchNorm statistics, norm1: clients 1; Representations, odd" in report
 
 
 def test_representations_are_what_the_last_layer_sees():

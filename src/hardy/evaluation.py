@@ -286,14 +286,7 @@ def _represent(run: "Run", deployed: Deployed, threat: Threat) -> list[dict[str,
         seen = [projections.penultimate(forward.func, z, **forward.keywords) for z in (x, attacked)]
         names = [run.engine.data.classes[label] for label in y.tolist()]
         marks = [(name, state) for state in ("clean", "attacked") for name in names]
-        points = projections.plane(torch.cat(seen)).tolist()
-        found.append(
-            {
-                "domain": domain,
-                "client": client,
-                "points": [[*at, *mark] for at, mark in zip(points, marks, strict=True)],
-            }
-        )
+        found.append({"domain": domain, "client": client, **projections.placed(torch.cat(seen), marks)})
     return found
 
 

@@ -11,6 +11,7 @@ from hardy import tensors
 from hardy.afterwards import estimated
 from hardy.errors import HardyError
 from hardy.evaluation import order
+from hardy.method import Plan
 from hardy.models.count import macs
 from hardy.models.net import Mixture, Net
 from hardy.robustness.evaluate import networks, refuse_robustness
@@ -41,10 +42,11 @@ class Predictor:
         held = {**common, **tensors.gather(own, client or 0)}
         self.stored = tensors.apply(Tensor.cpu, held)
         self.loaded: list[Tensors] = []
-        """the networks on the device, in the order in which they are mixed"""
-        self._packed: dict[float, list[_Packed]] = {}
+        """the networks on the device, in the order in which they are mixed; those that leave it must not be used"""
+        self._bases: dict[float, list[_Base]] = {}
         for known in run.engine.plan.method.budget.widths:
             self._serve(known)
+        self._here: list[_Base] = []
         self.width, self.robustness = width, robustness
         self.customise(width=width, robustness=robustness)
 
@@ -57,33 +59,38 @@ class Predictor:
         norm = self.run.engine.plan.method.norm
         refuse_robustness(robustness, norm)
         if width is not None:
-            served = self._serve(width)
-            kept = [have for have, want in zip(self.loaded, served, strict=False) if _size(have) == want.size]
-            self.loaded = [*kept, *map(self._load, served[len(kept) :])]
-            plan = self.run.engine.plan
-            nets = [Net(plan.model, tensors.select(b, plan.trained), tensors.select(b, plan.kept)) for b in self.loaded]
+            before, self._here = self._here, self._serve(width)
+            for base in before:
+                if base not in self._here:
+                    base.free()
+            for base in self._here:
+                if base not in before:
+                    base.load()
+            self.loaded = [base.held for base in self._here]
+            nets = [base.net for base in self._here]
             self.mixture = Mixture(nets, statistics="batch" if norm.serving == "batch" else "running")
             self.width = width
         if robustness is not None:
             self.robustness = robustness
         return self
 
-    def _serve(self, width: float) -> "list[_Packed]":
-        if width not in self._packed:
+    def _serve(self, width: float) -> "list[_Base]":
+        if width not in self._bases:
             bases = self.run.engine.plan.method.budget.serve(self.stored, width)
-            widest = max(self._packed.values(), key=len, default=[])
+            widest = max(self._bases.values(), key=len, default=[])
             # bases of one size are the same ones at every width
-            shared = [have for have, want in zip(widest, bases, strict=False) if have.size == _size(want)]
-            self._packed[width] = [*shared, *(_Packed(base, self.device) for base in bases[len(shared) :])]
-        return self._packed[width]
+            shared = [have for have, want in zip(widest, bases, strict=False) if _size(have.held) == _size(want)]
+            plan, new = self.run.engine.plan, map(self._finished, bases[len(shared) :])
+            self._bases[width] = [*shared, *(_Base(plan, base, self.device) for base in new)]
+        return self._bases[width]
 
-    def _load(self, packed: "_Packed") -> Tensors:
+    def _finished(self, base: Tensors) -> Tensors:
+        """With the statistics that the client's images have, where these are measured after training."""
         engine, client = self.run.engine, self.client
-        base = packed.send()
         if engine.plan.method.norm.serving != "post" or client is None:
             return base
         rows = torch.from_numpy(engine.data.clients[client].train).to(self.device)
-        return estimated(engine.plan.model, base, engine.resident.images("train", rows))
+        return estimated(engine.plan.model, engine.cast(base), engine.resident.images("train", rows))
 
     def costs(self) -> dict[str, Any]:
         """What this setting takes: bases, multiply-accumulates an image, parameters, and bytes of its tensors."""
@@ -111,17 +118,35 @@ class Predictor:
         return median(seconds[1:])
 
 
-class _Packed:
-    """The tensors of a base side by side in the host's memory."""
+class _Base:
+    """A base whose tensors lie side by side: in the host's memory, and on the device while it is loaded.
 
-    def __init__(self, base: Tensors, device: torch.device) -> None:
-        self.base, self.device, self.size = tensors.apply(lambda t: t[None], base), device, _size(base)
-        flat = tensors.flatten(self.base, next(iter(self.base.values())))
-        self.flat = flat.pin_memory() if device.type == "cuda" else flat
+    Its tensors and its net are made once. Freeing takes the memory from under them, and loading gives it back, filled
+    by one copy: what makes dozens of views at every change takes longer than the copy.
+    """
 
-    def send(self) -> Tensors:
-        there = self.flat.to(self.device, non_blocking=True)
-        return tensors.gather(tensors.unflatten(there, self.base), 0)
+    def __init__(self, plan: Plan, base: Tensors, device: torch.device) -> None:
+        rows = tensors.apply(lambda t: t[None], base)
+        flat = tensors.flatten(rows, next(iter(rows.values()))).cpu()
+        self.host = flat.pin_memory() if device.type == "cuda" else flat
+        self.there = _room(self.host, device)
+        self.held = tensors.gather(tensors.unflatten(self.there, rows), 0)
+        self.net = Net(plan.model, tensors.select(self.held, plan.trained), tensors.select(self.held, plan.kept))
+        self.free()
+
+    def load(self) -> None:
+        if self.there is not self.host:
+            self.there.untyped_storage().resize_(self.host.untyped_storage().nbytes())
+            self.there.copy_(self.host, non_blocking=True)
+
+    def free(self) -> None:
+        if self.there is not self.host:
+            self.there.untyped_storage().resize_(0)
+
+
+def _room(host: Tensor, device: torch.device) -> Tensor:
+    """A place for these values on a device; a CPU has them already."""
+    return host if device.type == "cpu" else torch.empty_like(host, device=device)
 
 
 def _size(base: Tensors) -> int:

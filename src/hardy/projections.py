@@ -4,6 +4,7 @@ projections.json in a run folder holds the points; report.html draws them.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,20 @@ if TYPE_CHECKING:
 
 def plane(points: Tensor) -> Tensor:
     """Coordinates of points, [N, D], along their two principal axes."""
-    centred = (points - points.mean(0)).double().cpu()
+    points = points.double().cpu()  # float32 cannot hold the sum of what nearly diverged
+    centred = points - points.mean(0)
     u, s, _ = torch.linalg.svd(nn.functional.pad(centred, (0, 2, 0, 2)), full_matrices=False)
     coordinates: Tensor = (u * s)[: len(points), :2]
     return coordinates
+
+
+def placed(points: Tensor, marks: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+    """The points in their plane, each with its mark, and the marks of those that have no place in one: a client that
+    diverged answers with what is not finite."""
+    fine = points.double().square().sum(1).isfinite()
+    kept, left_out = ([mark for mark, ok in zip(marks, fine.tolist(), strict=True) if ok is it] for it in (True, False))
+    places = plane(points[fine]).tolist()
+    return {"points": [[*at, *mark] for at, mark in zip(places, kept, strict=True)], "left_out": left_out}
 
 
 def norms(run: "Run") -> list[dict[str, Any]]:
@@ -48,8 +59,7 @@ def norms(run: "Run") -> list[dict[str, Any]]:
                     rows.append(torch.cat([mean[client, 0], var[client, 0]]))
                     marks.append((client, branch))
         if len(rows) > 1:
-            points = plane(torch.stack(rows)).tolist()
-            found.append({"layer": path, "points": [[*at, *mark] for at, mark in zip(points, marks, strict=True)]})
+            found.append({"layer": path, **placed(torch.stack(rows), marks)})
     return found
 
 

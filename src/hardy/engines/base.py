@@ -105,7 +105,8 @@ class Engine:
         """Stores what clients keep, [S, ...]. One that ruined its tensors keeps its old ones, as a restart would."""
         if not private:
             return
-        fine = torch.stack([rows.reshape(len(slots), -1).sum(1) for rows in private.values()]).isfinite().all(0)
+        lengths = [torch.linalg.vector_norm(rows.reshape(len(slots), -1), dim=1) for rows in private.values()]
+        fine = torch.stack(lengths).isfinite().all(0)
         where = None if self.everyone(slots) else self.where(slots)
         for name, rows in private.items():
             held, fits = self.store[name], tensors.over(fine, rows)

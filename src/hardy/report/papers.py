@@ -105,9 +105,11 @@ def planes(run: Run) -> str:
             for plain in (True, False)
         ]
 
-    drawn = []
+    drawn, left_out = [], []
     for found in told.get("norms") or []:
         title = f"BatchNorm statistics, {found['layer']}"
+        if lost := found.get("left_out"):
+            left_out.append(f"{title}: clients {', '.join(map(str, sorted({client for client, _ in lost})))}")
         points = [(x, y, homes.get(client, ""), branch) for x, y, client, branch in found["points"]]
         note = (
             "A point is a client's mean and variance, by their principal components. Dots: clean, crosses: adversarial."
@@ -115,10 +117,13 @@ def planes(run: Run) -> str:
         drawn.append(figure(title, scatter(clouds(points, known), title=title), note))
     for found in told.get("domains") or []:
         title = f"Representations, {found['domain']} (client {found['client']})"
+        if lost := found.get("left_out"):
+            left_out.append(f"{title}: {len(lost)} of {len(lost) + len(found['points'])} points")
         points = [(x, y, name, state) for x, y, name, state in found["points"]]
         note = f"Images of some classes before the last layer. Dots: clean, crosses: attacked by {told.get('threat')}."
         drawn.append(figure(title, scatter(clouds(points, sorted({p[2] for p in points})), title=title), note))
-    return section("Norms and representations", drawn)
+    said = f"<p>Left out, since not finite (training diverged): {escape('; '.join(left_out))}.</p>" if left_out else ""
+    return section("Norms and representations", drawn, said)
 
 
 def customising(run: Run) -> str:
