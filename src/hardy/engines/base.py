@@ -105,8 +105,8 @@ class Engine:
         """Stores what clients keep, [S, ...]. One that ruined its tensors keeps its old ones, as a restart would."""
         if not private:
             return
-        lengths = [torch.linalg.vector_norm(rows.reshape(len(slots), -1), dim=1) for rows in private.values()]
-        fine = torch.stack(lengths).isfinite().all(0)
+        each = (rows.reshape(len(slots), -1).to(self.dtype) for rows in private.values())
+        fine = torch.stack([torch.linalg.vector_norm(rows, dim=1) for rows in each]).isfinite().all(0)
         where = None if self.everyone(slots) else self.where(slots)
         for name, rows in private.items():
             held, fits = self.store[name], tensors.over(fine, rows)
