@@ -86,8 +86,8 @@ class Vectorised(Engine):
 
     def expect(self, round: int, slots: Sequence[Slot]) -> None:
         planned = self._planned(round, slots) if self.device.type == "cuda" else []
-        if planned and all(self.lane or p.objective in self._sizes for p in planned):
-            tasks = self._tasks(round, planned, lambda some: self.lane or self._sizes[some[0].objective])
+        if planned and all(p.objective in self._sizes for p in planned):
+            tasks = self._tasks(round, planned, lambda some: self._sizes[some[0].objective])
             self._expected = round, list(slots), list(tasks)
 
     def train(self, work: Work) -> Iterator[Updates]:
@@ -95,7 +95,7 @@ class Vectorised(Engine):
             tasks: Iterable[_Task] = self._expected[2]
         else:
             planned = self._planned(work.round, work.slots)
-            tasks = self._tasks(work.round, planned, lambda some: self.lane or self._fitting(work, some))
+            tasks = self._tasks(work.round, planned, partial(self._fitting, work))
         self._expected = None
         for task in tasks:
             yield self._lane(work, task)
@@ -182,9 +182,9 @@ class Vectorised(Engine):
         )
 
     def _fitting(self, work: Work, members: "list[_Planned]") -> int:
-        """How many slots to run at once: on a GPU as many as its free memory holds, by a measured trial of two."""
+        """How many slots to run at once: on a GPU no more than its free memory holds, by a measured trial of two."""
         if self.device.type != "cuda":
-            return _CPU_LANE
+            return self.lane or _CPU_LANE
         objective = members[0].objective
         if objective not in self._sizes:
             trial = [m._replace(batches=m.batches[:1]) for m in members[:2]]
@@ -197,7 +197,8 @@ class Vectorised(Engine):
             self._lanes.popitem()  # the trial's
             torch.cuda.empty_cache()
             self._each[objective] = each
-            self._sizes[objective] = max(1, int(_MEMORY_SHARE * torch.cuda.mem_get_info(self.device)[0] / each))
+            most = int(_MEMORY_SHARE * torch.cuda.mem_get_info(self.device)[0] / each)
+            self._sizes[objective] = max(1, min(self.lane or most, most))
         return self._sizes[objective]
 
     def _held(self, key: "_Key", lane: "_Lane") -> "_Lane":
