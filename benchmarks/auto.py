@@ -26,7 +26,9 @@ from hardy.client import Training
 from hardy.config import Experiment
 from hardy.data.splits import Client, Federation
 from hardy.engines import ENGINES, EngineChoice
-from hardy.experiment import Run, prepare, versions
+from hardy.experiment import prepare
+from hardy.run import Run
+from hardy.state import versions
 
 CORES = len(os.sched_getaffinity(0))
 CLIENTS, IMAGES, WARM_UP = 10, 60, 2

@@ -8,12 +8,13 @@ from pathlib import Path
 import hardy
 
 ROOT = Path(hardy.__file__).parent
+RUNNING = ("hardy.experiment", "hardy.run", "hardy.rounds")
 FORBIDDEN = {  # module or package -> what it must not import
     "tensors.py": ("hardy.partition", "hardy.parts", "hardy.papers", "hardy.engines"),
     "partition.py": ("hardy.parts", "hardy.papers", "hardy.engines"),
-    "parts": ("hardy.papers", "hardy.engines", "hardy.experiment", "hardy.server"),
-    "papers": ("hardy.engines", "hardy.experiment", "hardy.server"),
-    "engines": ("hardy.papers", "hardy.experiment"),
+    "parts": ("hardy.papers", "hardy.engines", *RUNNING, "hardy.server"),
+    "papers": ("hardy.engines", *RUNNING, "hardy.server"),
+    "engines": ("hardy.papers", *RUNNING),
     "models": ("hardy.parts", "hardy.papers", "hardy.engines"),
     "data": ("hardy.parts", "hardy.papers", "hardy.engines"),
 }

@@ -9,11 +9,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from hardy import models, papers, parts
 from hardy.client import Training
 from hardy.config import Experiment, read
-from hardy.data.sources import arrays
+from hardy.data.array_sources import arrays
 from hardy.data.splits import federate
 from hardy.errors import HardyError
-from hardy.experiment import Run, evaluate, fit, load, resume
 from hardy.method import Method
+from hardy.rounds import evaluate, fit, load, resume
+from hardy.run import Run
 from hardy.state import VERSION as __version__
 
 __all__ = [

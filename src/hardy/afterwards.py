@@ -19,7 +19,7 @@ from hardy.partition import Placement, Role
 from hardy.tensors import Tensors
 
 if TYPE_CHECKING:
-    from hardy.experiment import Run
+    from hardy.run import Run
 
 Estimate = Literal["average", "images"]
 _NOTHING = np.zeros(0, dtype=np.int64)

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import hardy
-from hardy import config, evaluation, experiment
+from hardy import config, evaluation
 from hardy.data.sources import data_root, describe
 from hardy.engines import ENGINES, Resident, seconds_per_slot
 from hardy.errors import HardyError
+from hardy.experiment import prepare
 from hardy.export import export
 from hardy.progress import clock
 from hardy.registry import PARTS
@@ -161,13 +162,13 @@ def _run(options: Any) -> None:
         _far(trial(chosen, out, data_folder=options.data, quiet=options.quiet), options)
         return
     if options.seeds == 1:
-        run = experiment.fit(chosen, out=out, data_folder=options.data, quiet=options.quiet)
+        run = hardy.fit(chosen, out=out, data_folder=options.data, quiet=options.quiet)
         _finish(run, options)
         return
     folders = []
     for seed in range(chosen.seed, chosen.seed + options.seeds):
         folders.append(out / f"seed-{seed}")
-        run = experiment.fit(replace(chosen, seed=seed), out=folders[-1], data_folder=options.data, quiet=options.quiet)
+        run = hardy.fit(replace(chosen, seed=seed), out=folders[-1], data_folder=options.data, quiet=options.quiet)
         _finish(run, options)
     write_atomic(out / "summary.json", json.dumps(seeds_summary(folders), indent=2).encode())
     print(compare([out]))
@@ -193,7 +194,7 @@ def _resume(options: Any) -> None:
             )
         _far(trial(chosen, options.folder, data_folder=options.data, quiet=options.quiet, again=True), options)
         return
-    run = experiment.resume(
+    run = hardy.resume(
         options.folder,
         data_folder=options.data,
         quiet=options.quiet,
@@ -226,7 +227,7 @@ def _flower_app(options: Any) -> None:
     print(f"written: {options.folder}. Then:\n  . {options.folder}/environment\n  flwr run {options.folder} --stream")
 
 
-def _finish(run: experiment.Run, options: Any) -> None:
+def _finish(run: hardy.Run, options: Any) -> None:
     assert run.folder is not None
     if options.tensorboard:
         write_tensorboard(run.folder)
@@ -258,7 +259,7 @@ def _table(summary: dict[str, Any]) -> str:
 
 
 def _evaluate(options: Any) -> None:
-    run = experiment.load(options.folder, data_folder=options.data)
+    run = hardy.load(options.folder, data_folder=options.data)
     found = evaluation.evaluate(
         run,
         options.threats,
@@ -297,7 +298,7 @@ def _settings_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _export(options: Any) -> None:
-    run = experiment.load(options.folder, data_folder=options.data, best=options.best)
+    run = hardy.load(options.folder, data_folder=options.data, best=options.best)
     manifest = export(run, options.out, width=options.width, robustness=options.robustness, client=options.client)
     print(f"written: {manifest}\nrun it: hardy.deploy.load({str(manifest)!r})(images)")
 
@@ -335,9 +336,7 @@ def _data(options: Any) -> None:
 
 def _bench(options: Any) -> None:
     chosen = _read(options)
-    run = experiment.prepare(
-        replace(chosen, engine=replace(chosen.engine, name="sequential")), data_folder=options.data
-    )
+    run = prepare(replace(chosen, engine=replace(chosen.engine, name="sequential")), data_folder=options.data)
     resident: Resident = run.engine.resident
     for name, kind in ENGINES.items():
         engine = kind(run.engine.plan, resident, chosen.training, seed=chosen.seed, lane=chosen.engine.lane)

@@ -11,7 +11,7 @@ from hardy.models.count import macs
 from hardy.parts.objective import Objective
 
 if TYPE_CHECKING:
-    from hardy.experiment import Run
+    from hardy.run import Run
 
 
 def forward_macs(run: "Run", objective: Objective) -> int:

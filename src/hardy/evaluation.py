@@ -27,7 +27,7 @@ from hardy.robustness.threats import Threat, parse, parse_all
 from hardy.state import disk, versions, write_atomic
 
 if TYPE_CHECKING:
-    from hardy.experiment import Run
+    from hardy.run import Run
 
 _SHOWN = 12
 """images in a picture of an attack"""

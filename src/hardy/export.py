@@ -21,7 +21,7 @@ from hardy.models.net import Net
 from hardy.state import disk, versions, write_atomic
 
 if TYPE_CHECKING:
-    from hardy.experiment import Run
+    from hardy.run import Run
 
 _OPSET = 18
 

@@ -17,7 +17,7 @@ from hardy.report.pictures import image_grid_png
 from hardy.state import disk, versions, write_atomic
 
 if TYPE_CHECKING:
-    from hardy.experiment import Run
+    from hardy.run import Run
 
 _LEAST_SECONDS = 1.0
 _CHECKPOINT_SHARE = 0.05

@@ -18,7 +18,7 @@ from hardy.robustness.evaluate import networks, refuse_robustness
 from hardy.tensors import Tensors
 
 if TYPE_CHECKING:
-    from hardy.experiment import Run
+    from hardy.run import Run
 
 
 class Predictor:

@@ -17,7 +17,7 @@ from hardy.partition import Placement
 from hardy.state import write_atomic
 
 if TYPE_CHECKING:
-    from hardy.experiment import Run
+    from hardy.run import Run
 
 
 def plane(points: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from hardy.data import readers, sources
+from hardy.data import array_sources, picture_sources, readers, sources
 from hardy.data.readers import SPLITS, Array, Splits
 from hardy.errors import HardyError
 
@@ -284,7 +284,7 @@ def _picture(path: Path, level: int, size: tuple[int, int] = (10, 12)) -> None:
 def _domainnet(root: Path) -> None:
     """Each picture shows its class in its red level; one class is not among the ten."""
     for domain in ("clipart", "infograph", "painting", "quickdraw", "real", "sketch"):
-        for label, name in enumerate(sources._DOMAINNET_CLASSES.split()):
+        for label, name in enumerate(picture_sources._DOMAINNET_CLASSES.split()):
             for i in range(5):
                 _picture(root / domain / name / f"{i}.png", 20 * label + i)
         _picture(root / domain / "aircraft_carrier" / "0.png", 255)
@@ -396,25 +396,25 @@ def test_a_missing_extra_names_the_remedy(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_arrays_takes_bytes_or_floats_and_domains() -> None:
     x, y, xt, yt = _random(GREY, 3)
-    data = sources.arrays(x / 255, y, xt[..., None], yt)
+    data = array_sources.arrays(x / 255, y, xt[..., None], yt)
     np.testing.assert_array_equal(data.domains[0].x_train[..., 0], x)
     assert (data.name, data.classes, data.shape) == ("arrays", ("0", "1", "2"), (1, 28, 28))
-    both = sources.arrays({"a": (x, y, xt, yt), "b": (xt, yt, x, y)}, classes=["i", "j", "k"], name="mine")
+    both = array_sources.arrays({"a": (x, y, xt, yt), "b": (xt, yt, x, y)}, classes=["i", "j", "k"], name="mine")
     assert [domain.name for domain in both.domains] == ["a", "b"]
     assert (both.name, both.classes) == ("mine", ("i", "j", "k"))
 
     with pytest.raises(HardyError, match=r"pixels run from 0.0 to 255.0; bring floats into \[0, 1\]"):
-        sources.arrays(x.astype(float), y, xt, yt)
+        array_sources.arrays(x.astype(float), y, xt, yt)
     with pytest.raises(HardyError, match="labels run from 0 to 2; allowed are 0 to 1"):
-        sources.arrays(x, y, xt, yt, classes=["i", "j"])
+        array_sources.arrays(x, y, xt, yt, classes=["i", "j"])
     with pytest.raises(HardyError, match="labels run from -1 to 2"):
-        sources.arrays(x, np.where(y == 0, -1, y), xt, yt)
+        array_sources.arrays(x, np.where(y == 0, -1, y), xt, yt)
     with pytest.raises(HardyError, match="training labels are object"):
-        sources.arrays(x)
+        array_sources.arrays(x)
     with pytest.raises(HardyError, match="domain a has 2 arrays"):
-        sources.arrays({"a": (x, y)})
+        array_sources.arrays({"a": (x, y)})
     with pytest.raises(HardyError, match="no domains"):
-        sources.arrays({})
+        array_sources.arrays({})
 
 
 def test_mini_digits_gets_colour_and_keeps_the_order_of_domains(tmp_path: Path) -> None:
@@ -422,14 +422,13 @@ def test_mini_digits_gets_colour_and_keeps_the_order_of_domains(tmp_path: Path) 
     arrays: dict[str, Any] = {f"pen_{key}": array for key, array in zip(SPLITS, grey, strict=True)}
     arrays |= {f"a_b_{key}": array for key, array in zip(SPLITS, colour, strict=True)}
     np.savez(tmp_path / "mini.npz", **arrays)
-    data = sources._domains_of(tmp_path / "mini.npz")
+    data = array_sources._domains_of(tmp_path / "mini.npz")
     assert [domain.name for domain in data.domains] == ["pen", "a_b"]
     for channel in range(3):
         np.testing.assert_array_equal(data.domains[0].x_train[..., channel], grey[0])
     np.testing.assert_array_equal(data.domains[1].x_test, colour[2])
 
 
-@pytest.mark.skipif(not sources._MINI.is_file(), reason="mini_digits.npz is not in this checkout")
 def test_mini_digits_is_embedded() -> None:
     data = sources.load("mini_digits")
     assert data.shape == (3, 28, 28)

@@ -14,16 +14,19 @@ from typing import Any
 
 import torch
 
-from hardy import config, experiment
+from hardy import config
 from hardy.config import Experiment
 from hardy.data.splits import Federation
 from hardy.engines.base import Engine
 from hardy.engines.flower import Flower
 from hardy.errors import HardyError
+from hardy.experiment import federation
 from hardy.flower import wire
 from hardy.flower.node import Given, Memory, Node, node
 from hardy.flower.roll import Roll, ledger, remember, remembered
 from hardy.method import Method, Model, Plan
+from hardy.rounds import fit, resume
+from hardy.run import Run
 from hardy.state import disk, write_atomic
 
 _OUTCOME = ".outcome.json"
@@ -143,7 +146,7 @@ def serve(
     method: Method | None = None,
     model: Model | None = None,
     quiet: bool = False,
-) -> experiment.Run:
+) -> Run:
     """Calls the roll, then runs or resumes the experiment over the grid. A checkpoint is written every round."""
     begun = folder if folder is not None and (folder / "config.toml").is_file() else None
     token, profiles = remembered(begun) if begun else (secrets.token_hex(8), [])
@@ -158,7 +161,7 @@ def serve(
         raise HardyError("evaluation.diagnose needs all clients' images in one place; leave it out over a network.")
     clients = asked.network.clients
     if clients is None:
-        clients = len(asked.faults.infiltrate(experiment.federation(asked), asked.seed).clients)
+        clients = len(asked.faults.infiltrate(federation(asked), asked.seed).clients)
     roll = Roll(grid=grid, experiment=asked.to_toml(), clients=clients)
     roll.profiles = {profile.client: profile for profile in profiles}
     roll.wait(asked.network.patience, grace=min(asked.network.deadline, 60.0))
@@ -182,5 +185,5 @@ def serve(
         folder.mkdir(parents=True, exist_ok=True)
         remember(folder, token, profiles)
     if begun:
-        return experiment.resume(begun, method=method, model=model, data=data, network=connect, quiet=quiet)
-    return experiment.fit(asked, method=method, model=model, data=data, network=connect, out=folder, quiet=quiet)
+        return resume(begun, method=method, model=model, data=data, network=connect, quiet=quiet)
+    return fit(asked, method=method, model=model, data=data, network=connect, out=folder, quiet=quiet)

@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 
 from hardy import config, evaluation, experiment, tensors
 from hardy.config import Experiment
-from hardy.data import readers, sources
+from hardy.data import array_sources, readers, sources
 from hardy.data.splits import Client, Federation, blocks, federate
 from hardy.engines.base import Resident
 from hardy.engines.flower import squeezed
@@ -28,6 +28,7 @@ from hardy.messages import Slot, Work
 from hardy.method import Method, Model
 from hardy.partition import Placement
 from hardy.robustness.evaluate import accuracies
+from hardy.run import Figures, Run
 from hardy.server import Server
 from hardy.state import ServerState, disk, write_atomic
 from hardy.tensors import Tensors
@@ -149,12 +150,12 @@ class Node:
             (value,) = accuracies(self.engine, state, part, str(asked["branch"]))["by_client"]
             said |= {} if value is None else {part: value}
         if threats := [str(threat) for threat in asked.get("threats", ())]:
-            alone = experiment.Run(
+            alone = Run(
                 experiment=self.chosen,
                 server=self.server,
                 engine=self.engine,
                 state=state,
-                figures=experiment.Figures(),
+                figures=Figures(),
             )
             under = evaluation.evaluate(alone, threats, checks=False, quiet=True)["robust_accuracy"]
             said |= {name: found["mean"] for name, found in under.items() if found["mean"] is not None}
@@ -267,7 +268,7 @@ def _own(chosen: Experiment, own: dict[str, Any]) -> Federation:
         raise HardyError(f"data={str(path)!r} in --node-config; there is no such file or folder on this node.")
     if path is not None and path.suffix == ".npz":
         classes = [str(label) for label in range(int(own["classes"]))] if "classes" in own else None
-        dataset = sources.arrays(*readers.npz_splits(path), classes=classes, name=path.stem)
+        dataset = array_sources.arrays(*readers.npz_splits(path), classes=classes, name=path.stem)
     else:
         dataset = sources.load(str(own.get("source", "image_folder")), path)
     return federate(

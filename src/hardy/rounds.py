@@ -1,0 +1,251 @@
+"""An experiment's rounds: run, kept in a folder, resumed, and looked at afterwards."""
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from hardy import config, costs, evaluation, folders, projections
+from hardy.config import Experiment
+from hardy.data.dataset import Dataset
+from hardy.data.splits import Federation
+from hardy.diagnosis import diagnose
+from hardy.engines import Flower
+from hardy.errors import HardyError
+from hardy.experiment import Connect, prepare
+from hardy.method import Method, Model
+from hardy.progress import Progress
+from hardy.report.html import write_report
+from hardy.robustness.evaluate import Part, accuracies, averages
+from hardy.robustness.threats import Threat
+from hardy.run import Figures, Run
+from hardy.state import Checkpoint, disk, load_checkpoint, save_checkpoint, to, write_atomic
+from hardy.tensors import Tensors
+
+
+def fit(
+    experiment: Experiment,
+    *,
+    method: Method | None = None,
+    model: Model | None = None,
+    data: Federation | Dataset | None = None,
+    out: Path | str | None = None,
+    data_folder: Path | str | None = None,
+    quiet: bool = False,
+    network: Connect | None = None,
+) -> Run:
+    """Runs an experiment. A method, a model or data given as objects take the place of the names in it.
+
+    With `out`, the run is kept in that folder and can be resumed; without, it stays in memory. `network` makes the
+    engine where the clients are elsewhere.
+    """
+    run = prepare(experiment, method=method, model=model, data=data, data_folder=data_folder, network=network)
+    if out is None:
+        return _rounds(run, quiet=quiet)
+    run.folder = Path(out)
+    if (run.folder / "config.toml").exists():
+        raise HardyError(
+            f"{run.folder} already holds a run. Go on with `hardy resume {run.folder}`, or choose another folder."
+        )
+    with disk(f"the run folder {run.folder}"):
+        (run.folder / "pictures").mkdir(parents=True, exist_ok=True)
+    with folders.locked(run.folder):
+        folders.introduce(run)
+        return _rounds(run, quiet=quiet)
+
+
+def resume(
+    folder: Path | str,
+    *,
+    method: Method | None = None,
+    model: Model | None = None,
+    data: Federation | Dataset | None = None,
+    data_folder: Path | str | None = None,
+    quiet: bool = False,
+    remark: Any = None,
+    network: Connect | None = None,
+) -> Run:
+    """Goes on with a run from its last good checkpoint; the end is the same, bit for bit, as if it had not stopped."""
+    folder = Path(folder)
+    with folders.locked(folder):
+        run = _reopen(folder, method, model, data, data_folder, remark, network)
+        if run.state.round == 0:
+            folders.introduce(run)
+        return _rounds(run, quiet=quiet)
+
+
+def load(
+    folder: Path | str,
+    *,
+    method: Method | None = None,
+    model: Model | None = None,
+    data: Federation | Dataset | None = None,
+    data_folder: Path | str | None = None,
+    best: bool = False,
+) -> Run:
+    """A run as its last good checkpoint left it, or as it was at its best validation accuracy."""
+    run = _reopen(Path(folder), method, model, data, data_folder, None, None)
+    if best:
+        found, _ = load_checkpoint(Path(folder) / "best")
+        run.state, run.figures = to(found.server, run.engine.device), Figures(**found.figures)
+        run.engine.store = {**run.engine.store, **run.engine.cast(found.store)}
+    return run
+
+
+def evaluate(
+    run: Run | Path | str,
+    threats: str | Sequence[str | Threat] = (),
+    *,
+    data_folder: Path | str | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Measures a run, or the run in a folder, as `hardy.evaluation.evaluate` says."""
+    run = run if isinstance(run, Run) else load(run, data_folder=data_folder)
+    if not any(len(client.test) + len(client.validation) for client in run.engine.data.clients):
+        raise HardyError(
+            f"nobody in {run.folder or 'this run'} holds rows to measure on, here. Over a network let the nodes "
+            "measure (evaluation.threats in the experiment), or pass data to hardy.load."
+        )
+    return evaluation.evaluate(run, threats, **options)
+
+
+def _reopen(
+    folder: Path,
+    method: Method | None,
+    model: Model | None,
+    data: Federation | Dataset | None,
+    data_folder: Path | str | None,
+    remark: Any,
+    network: Connect | None,
+) -> Run:
+    if not (folder / "config.toml").is_file():
+        raise HardyError(
+            f"{folder} holds no run (no config.toml). Start one with `hardy run EXPERIMENT --out {folder}`."
+        )
+    text = (folder / "config.toml").read_text(encoding="utf-8")
+    saved = config.parse(text, where=str(folder / "config.toml"), check=method is None)
+    if far := network is None and saved.engine.name == "flower":  # to be looked at here, not to be trained
+        saved = replace(saved, engine=replace(saved.engine, name="sequential"))
+        if saved.network.clients is not None and data is None:
+            from hardy.flower.roll import without_rows
+
+            data = without_rows(folder)
+    run = prepare(
+        saved,
+        method=method,
+        model=model,
+        data=data,
+        data_folder=data_folder,
+        network=network,
+    )
+    run.folder = folder
+    if far and (kept := set(run.engine.store) & run.engine.plan.model_names):
+        raise HardyError(
+            f"the clients of {folder} kept their {min(kept)} and more at home, so their networks cannot be built "
+            "here. Let the nodes measure them: evaluation.threats in the experiment."
+        )
+    if not any((folder / "checkpoint").glob("round-*")):
+        return run  # stopped before the first checkpoint
+    checkpoint, remarks = load_checkpoint(folder / "checkpoint")
+    for line in remarks if remark else ():
+        remark(line)
+    run.state = to(checkpoint.server, run.engine.device)
+    if not far:
+        run.engine.store = run.engine.cast(checkpoint.store)
+    run.figures = Figures(**checkpoint.figures)
+    with suppress(OSError, ValueError, KeyError):
+        run.robust = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["robust_accuracy"]
+    return run
+
+
+def _rounds(run: Run, *, quiet: bool) -> Run:
+    experiment, folder, rounds = run.experiment, run.folder, run.experiment.rounds
+    if folder is not None:
+        folders.truncate(folder / "metrics.jsonl", run.state.round)
+    progress = Progress(rounds, done=run.state.round, quiet=quiet)
+    pace = folders.Pace(experiment.checkpoint.every)
+    try:
+        while run.state.round < rounds:
+            began = time.perf_counter()
+            rate = experiment.training.rate_at(run.state.round, rounds)
+            run.state, line = run.server.round(run.state, run.engine, rate)
+            line = {"round": run.state.round, "seconds": time.perf_counter() - began, **line}
+            line["macs"] = sum(costs.macs_of_a_round(run, run.state.round - 1).values())
+            _evaluate(run, line)
+            line |= run.engine.account(line)
+            run.figures.add(line)
+            if folder is not None:
+                with disk("metrics.jsonl"), (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(line) + "\n")
+                if pace.due(run.state.round) or run.state.round == rounds:
+                    with pace.timed(run.state.round):
+                        _save(run, folder / "checkpoint", run.engine.store)
+            progress.update(run.state.round, _note(line, run.figures))
+    finally:  # interrupted, nothing is saved: in the middle of a round some clients have trained and some have not
+        progress.close()
+    if folder is not None:
+        write_atomic(folder / "summary.json", json.dumps(run.summary(), indent=2).encode())
+        projections.write(folder, norms=projections.norms(run))
+        levels, threats = experiment.evaluation.robustness, experiment.evaluation.threats
+        if (len(run.engine.plan.method.budget.widths) > 1 or levels) and not run.engine.remote:
+            evaluation.settings(run, robustness=levels, threats=threats if levels else (), quiet=quiet)
+        with disk("report.html"):
+            write_report(folder)
+    if experiment.evaluation.threats and not run.robust and isinstance(run.engine, Flower):
+        _ask_robustness(run, run.engine)
+    elif experiment.evaluation.threats and not run.robust:
+        run.robust = evaluation.evaluate(run, experiment.evaluation.threats, quiet=quiet)["robust_accuracy"]
+    return run
+
+
+def _ask_robustness(run: Run, engine: Flower) -> None:
+    """Accuracy under the experiment's threats, measured by the nodes on their own rows."""
+    choice = run.experiment.evaluation
+    found = engine.accuracies(run.state, choice.predict_branch, choice.threats)[2:]
+    run.robust = {t: averages(v, engine.data.clients) for t, v in zip(choice.threats, found, strict=True)}
+    if run.folder is not None:
+        write_atomic(run.folder / "summary.json", json.dumps(run.summary(), indent=2).encode())
+        with disk("report.html"):
+            write_report(run.folder)
+
+
+def _evaluate(run: Run, line: dict[str, Any]) -> None:
+    """Accuracy on the rounds that ask for it. Selection looks at validation rows only."""
+    experiment, done = run.experiment, run.state.round
+    if done % experiment.evaluation.every and done != experiment.rounds:
+        return
+    branch = experiment.evaluation.predict_branch
+    if isinstance(run.engine, Flower):
+        validation, test = (averages(v, run.engine.data.clients) for v in run.engine.accuracies(run.state, branch))
+    else:
+        validation, test = (accuracies(run.engine, run.state, part, branch) for part in get_args(Part))
+    line["validation_accuracy"], line["standard_accuracy"] = validation, test
+    run.figures.latest = test
+    if experiment.evaluation.diagnose:
+        line |= diagnose(run.engine, run.state, experiment.training.rate_at(done - 1, experiment.rounds))
+    score, best = validation["mean"], run.figures.best
+    if score is not None and (best is None or score > best["validation_accuracy"]):
+        run.figures.best = {"round": done, "validation_accuracy": score, "standard_accuracy": test}
+        if run.folder is not None:
+            # to be served, not to be trained on: the networks without the objective's own tensors
+            networks = {n: t for n, t in run.engine.store.items() if n in run.engine.plan.model_names}
+            _save(run, run.folder / "best", networks, keep=1)
+
+
+def _save(run: Run, folder: Path, store: Tensors, keep: int = 2) -> None:
+    figures = {name: getattr(run.figures, name) for name in Figures.__dataclass_fields__}
+    save_checkpoint(folder, Checkpoint(server=run.state, store=store, figures=figures), keep=keep)
+
+
+def _note(line: dict[str, Any], figures: Figures) -> str:
+    loss = f"loss {line['loss']:.3f}" if line["loss"] is not None else "no reply counted"
+    if broken := line.get("broken_conditions"):
+        loss += f"  {len(broken)} conditions on step sizes broken"
+    return (
+        f"{loss}  accuracy {figures.latest['mean']:.1%}"
+        if figures.latest and figures.latest["mean"] is not None
+        else loss
+    )
