@@ -93,12 +93,17 @@ def bare_step(run):
     rows = torch.stack([torch.from_numpy(engine.batches(0, s.client)[0]) for s in work.slots]).to(engine.device)
     received = tensors.gather(work.shared, 0)
     each = tensors.apply(lambda t: t.expand(len(work.slots), *t.shape).clone(), received)
-    state = client.begin(engine.plan, engine.training, each, {})
-    keys = client.keys(0, 0, work.slots, 1)[0].to(engine.device)
+    state = client.begin(engine.plan, each, {})
+    keys = torch.from_numpy(client.keys(0, 0, work.slots, 1)[0]).to(engine.device)
     rate = torch.tensor(0.01, device=engine.device)
-    objective = engine.plan.method.objective
-    step = torch.vmap(partial(client.step, engine.plan, objective, engine.training), (None, 0, 0, 0, None))
-    return lambda: step(received, state, engine.batch(rows), keys, rate)
+    look = torch.vmap(partial(client.slope, engine.plan, engine.plan.method.objective), (None, 0, 0, 0))
+    momentum = tensors.apply(torch.zeros_like, state.trained) if engine.training.momentum else {}
+
+    def step():
+        found = look(received, state, engine.batch(rows), keys)
+        client.descend(engine.training, state.trained, momentum, found.gradient, rate)
+
+    return step
 
 
 def disagreement() -> float:

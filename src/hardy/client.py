@@ -1,6 +1,7 @@
-"""One client's round as three pure functions: begin, step, finish. The only trainer in the project.
+"""One client's round: begin, then for every step slope and descend, finish. The only trainer in the project.
 
-They work on the tensors of one slot; an engine runs them in a loop or under vmap.
+`slope` works on the tensors of one slot, and an engine runs it in a loop or under vmap; the others on those of one slot
+or of a stack of them. All are pure but `descend`, which moves tensors in place.
 """
 
 from collections.abc import Sequence
@@ -124,7 +125,15 @@ class State(NamedTuple):
     trained: Tensors
     kept: Tensors
     private: Tensors
-    momentum: Tensors
+
+
+class Slope(NamedTuple):
+    """What a client found out in one step: where to go down, what moves otherwise, and its loss."""
+
+    gradient: Tensors
+    kept: Tensors
+    private: Tensors
+    loss: Tensor
 
 
 class Reply(NamedTuple):
@@ -142,28 +151,24 @@ def keys(seed: int, round: int, slots: Sequence[Slot], steps: int) -> NDArray[np
     return random.fold(key, np.arange(steps)[:, None])
 
 
-def begin(plan: Plan, training: Training, received: Tensors, own: Tensors) -> State:
+def begin(plan: Plan, received: Tensors, own: Tensors) -> State:
     """The state a client starts from: what it received and what it has."""
     held = {**received, **own}
-    trained = select(held, plan.trained)
     private = {name: value for name, value in own.items() if name not in plan.model_names}
-    momentum = {name: torch.zeros_like(value) for name, value in trained.items()} if training.momentum else {}
-    return State(trained, select(held, plan.kept), private, momentum)
+    return State(select(held, plan.trained), select(held, plan.kept), private)
 
 
-def step(
+def slope(
     plan: Plan,
     objective: Objective,
-    training: Training,
     received: Tensors,
     state: State,
     batch: Batch,
     key: Tensor,
-    rate: Tensor,
     *,
     frozen: bool = False,
-) -> tuple[State, Tensor]:
-    """One descent step on the weights (and ascent step on what the objective plays against them), and the loss."""
+) -> Slope:
+    """The gradient of the weights, with a step of ascent on what the objective plays against them."""
     sent = {copy: received[name] for copy, name in plan.sent.items()}
 
     def total(trained: Tensors, private: Tensors) -> tuple[Tensor, tuple[Tensor, Tensors]]:
@@ -177,11 +182,31 @@ def step(
     gradient, private = objective.correct(gradient, state.private, received)
     if objective.ascends:
         private = objective.advance(private, ascent[0])
-    if training.weight_decay:
-        gradient = {n: torch.add(g, state.trained[n], alpha=training.weight_decay) for n, g in gradient.items()}
-    momentum = {n: torch.add(gradient[n], v, alpha=training.momentum) for n, v in state.momentum.items()}
-    trained = {n: torch.addcmul(w, (momentum or gradient)[n], rate, value=-1) for n, w in state.trained.items()}
-    return State(trained, kept, private, momentum), loss
+    return Slope(gradient, kept, private, loss)
+
+
+def descend(training: Training, trained: Tensors, momentum: Tensors, gradient: Tensors, rate: Tensor) -> None:
+    """A step of SGD on tensors that lie in memory without gaps, in place; `momentum` is theirs, or empty."""
+    weights, velocity = list(trained.values()), [momentum[name] for name in trained] if momentum else []
+    slopes = [gradient[name].contiguous() for name in trained]
+    if rate.dtype == torch.float32:
+        torch._fused_sgd_(  # one pass over memory, where what follows takes three
+            weights,
+            slopes,
+            velocity,
+            weight_decay=training.weight_decay,
+            momentum=training.momentum,
+            lr=rate,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
+        return
+    for at, (w, g) in enumerate(zip(weights, slopes, strict=True)):  # the fused kernel reads its rate as float32
+        g = torch.add(g, w, alpha=training.weight_decay)
+        v = velocity[at].mul_(training.momentum).add_(g) if velocity else g
+        w.addcmul_(v, rate, value=-1)
 
 
 def finish(

@@ -52,8 +52,8 @@ def repeat(tensors: Tensors, *counts: int) -> Tensors:
 
 
 def copies(tensors: Tensors) -> Tensors:
-    """Tensors of their own with the same values."""
-    fresh = apply(torch.empty_like, tensors)
+    """Tensors of their own with the same values, without gaps."""
+    fresh = apply(lambda t: torch.empty_like(t, memory_format=torch.contiguous_format), tensors)
     copy(list(fresh.values()), list(tensors.values()))
     return fresh
 

@@ -10,7 +10,7 @@ from torch.func import grad
 
 from conftest import SHAPE, assert_close, everything, federation, fit, net
 from hardy import config, papers
-from hardy.client import Training, begin, step
+from hardy.client import Training, begin, descend, slope
 from hardy.config import EvaluationChoice
 from hardy.engines import ENGINES, EngineChoice
 from hardy.errors import HardyError
@@ -37,7 +37,7 @@ def one_client(objective, shape=SHAPE, seed=0):
         torch.manual_seed(seed)
         plan = papers.fedavg(norm=absent(), objective=objective).bind(net, shape)
     plan.model.double()
-    first = begin(plan, PLAIN, plan.start, {n: t for n, t in plan.start.items() if n.startswith("shift.")})
+    first = begin(plan, plan.start, {n: t for n, t in plan.start.items() if n.startswith("shift.")})
     trained = {n: t.double() for n, t in first.trained.items()}
     private = {n: 0.02 * torch.randn(t.shape, generator=draw, dtype=torch.float64) for n, t in first.private.items()}
     batch = Batch(torch.rand(5, *shape, generator=draw, dtype=torch.float64), torch.arange(5) % 3)
@@ -57,15 +57,17 @@ def test_one_step_moves_both_players_along_the_gradient_of_f(structure):
     steps = {"shift.matrix": 0.03, "shift.offset": 0.2}
     objective = shifted(structure=structure, step=0.03, offset_step=0.2, multiplier=5.0, offset_multiplier=0.5)
     plan, state, batch, f = one_client(objective)
-    after, loss = step(plan, objective, PLAIN, {}, state, batch, torch.tensor(1), torch.tensor(0.1))
-    torch.testing.assert_close(loss, f(state.trained, state.private) + objective.price(state.private))
+    after = slope(plan, objective, {}, state, batch, torch.tensor(1))
+    trained = {n: t.clone() for n, t in state.trained.items()}
+    descend(PLAIN, trained, {}, after.gradient, torch.tensor(0.1, dtype=torch.float64))
+    torch.testing.assert_close(after.loss, f(state.trained, state.private) + objective.price(state.private))
     draw = torch.Generator().manual_seed(7)
     for name, value in {**state.trained, **state.private}.items():
         way = torch.randn(value.shape, generator=draw, dtype=torch.float64)
         above, below = ({name: value + sign * 1e-6 * way} for sign in (1, -1))
         if name in state.trained:
             rise = f(state.trained | above, state.private) - f(state.trained | below, state.private)
-            moved = (after.trained[name] - value) / -0.1
+            moved = (trained[name] - value) / -0.1
         else:
             rise = f(state.trained, state.private | above) - f(state.trained, state.private | below)
             moved = (after.private[name] - value) / steps[name]

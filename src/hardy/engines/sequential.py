@@ -7,7 +7,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from hardy import tensors
-from hardy.client import begin, finish, keys, step
+from hardy.client import begin, descend, finish, keys, slope
 from hardy.engines.base import Engine
 from hardy.messages import Updates, Work
 
@@ -24,25 +24,19 @@ class Sequential(Engine):
             frozen = self.plan.method.norm.frozen(work.round)
             received = tensors.gather(work.shared, slot.base)
             own = tensors.gather({**work.reported, **self.store}, slot.client, slot.base)
-            state = first = begin(self.plan, self.training, received, own)
+            first = begin(self.plan, received, own)
+            state = first._replace(trained=tensors.copies(first.trained))
+            momentum = tensors.apply(torch.zeros_like, state.trained) if self.training.momentum else {}
             batches = self.batches(work.round, slot.client)
             noise = torch.from_numpy(keys(self.seed, work.round, self.numbered([slot]), len(batches)))[:, 0]
             losses = []
             for rows, key in zip(batches, noise, strict=True):
                 batch = self.batch(torch.from_numpy(rows).to(self.device))
                 with self.arithmetic():
-                    state, loss = step(
-                        self.plan,
-                        objective,
-                        self.training,
-                        received,
-                        state,
-                        batch,
-                        key.to(self.device),
-                        rate,
-                        frozen=frozen,
-                    )
-                losses.append(loss)
+                    found = slope(self.plan, objective, received, state, batch, key.to(self.device), frozen=frozen)
+                state = state._replace(kept=found.kept, private=found.private)
+                descend(self.training, state.trained, momentum, found.gradient, rate)
+                losses.append(found.loss)
             steps = torch.tensor(len(batches), device=self.device)
             reply = finish(self.plan, objective, received, state, first.trained, steps, rate)
             self.keep([slot], tensors.stack([reply.private]))

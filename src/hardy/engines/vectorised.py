@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hardy import tensors
-from hardy.client import Rows, State, begin, finish, keys, step
+from hardy.client import Rows, Slope, State, Training, begin, descend, finish, keys, slope
 from hardy.engines.base import Engine
 from hardy.messages import Slot, Updates, Work
 from hardy.models.stacked import vectorising
@@ -148,18 +148,18 @@ class Vectorised(Engine):
         rate = tensors.send(torch.tensor(work.rate, dtype=self.dtype), self.device)
         # one base for all slots: one copy of it is enough
         each = tensors.apply(lambda t: t.expand(len(slots), *t.shape), received) if one_base else received
-        first = begin(self.plan, self.training, each, own)
+        first = begin(self.plan, each, own)
 
         frozen = self.plan.method.norm.frozen(work.round)
-        one = partial(step, self.plan, objective, self.training, frozen=frozen)
+        one = partial(slope, self.plan, objective, frozen=frozen)
 
-        def run(received: Tensors, state: State, rows: Tensor, key: Tensor, rate: Tensor, opening: bool) -> Any:
+        def look(received: Tensors, state: State, rows: Tensor, key: Tensor, opening: bool) -> Any:
             own, dims = _opening(received, state) if opening else (state, 0)
-            many = vmap(one, (None if one_base else 0, dims, 0, 0, None))
+            many = vmap(one, (None if one_base else 0, dims, 0, 0))
             with self.arithmetic():
-                return many(received, own, self.batch(rows), key, rate)
+                return many(received, own, self.batch(rows), key)
 
-        lane = _Lane(run, one_base)
+        lane = _Lane(look, self.training, one_base)
         if self.device.type == "cuda":
             lane = self._held((objective, len(slots), one_base, frozen), lane)
         alike = one_base and task.abreast
@@ -243,101 +243,126 @@ def _own(state: State, received: Tensors) -> State:
     return state._replace(trained={name: w for name, w in state.trained.items() if name not in received})
 
 
+class _Held(NamedTuple):
+    """What a lane works on."""
+
+    received: Tensors
+    state: State
+    momentum: Tensors
+    rate: Tensor
+
+
 class _Lane:
-    """The state of some slots, moved step by step.
+    """The state of some slots, moved step by step; weights and momentum in place.
 
     On a GPU a step of the whole lane is captured as a CUDA graph the second time its shape is seen and replayed from
     then on, since launching its thousand kernels one by one takes longer than running them. A captured step reads and
-    writes fixed tensors, so the lane keeps its state in place.
+    writes fixed tensors, so there the lane keeps all of its state in place.
     """
 
-    def __init__(self, run: Callable[..., Any], one_base: bool) -> None:
-        self.run, self.one_base = run, one_base
-        self.held: tuple[Tensors, State, Tensor] | None = None
+    def __init__(self, look: Callable[..., Slope], training: Training, one_base: bool) -> None:
+        self.look, self.training, self.one_base = look, training, one_base
+        self.held: _Held | None = None
         self.graphs: dict[tuple[int, bool], _Graph | None] = {}
         self.pool: Any = None
         """memory of all its graphs: they run one after another, and what one leaves is read before the next"""
 
     def load(self, received: Tensors, state: State, rate: Tensor, *, opening: bool) -> None:
-        """Starts a round. Slots that open it together read what they received from one place, so it is not copied."""
-        if not rate.is_cuda or self.held is None:
-            self.held = (
-                pytree.tree_map(Tensor.clone, (received, state, rate)) if rate.is_cuda else (received, state, rate)
-            )
+        """Starts a round. Slots that open it together read what they received from one place; their own weights are
+        written when they have."""
+        if self.held is None or not rate.is_cuda:
+            trained = tensors.copies(state.trained)
+            momentum = tensors.apply(torch.zeros_like, trained) if self.training.momentum else {}
+            if rate.is_cuda:
+                received, state, rate = pytree.tree_map(Tensor.clone, (received, state, rate))
+            self.held = _Held(received, state._replace(trained=trained), momentum, rate)
             return
         held = self.held
+        if self.training.momentum:
+            torch._foreach_zero_(list(held.momentum.values()))
+        mine = held.state
         if opening:
-            held, state = (held[0], _own(held[1], received), held[2]), _own(state, received)
-        _copy(held, (received, state, rate))
+            mine, state = _own(mine, received), _own(state, received)
+        _copy((held.received, mine, held.rate), (received, state, rate))
 
-    def step(self, rows: Tensor, key: Tensor, members: Tensor | slice, *, opening: bool) -> Any:
+    def step(self, rows: Tensor, key: Tensor, members: Tensor | slice, *, opening: bool) -> Tensor:
         """Moves the members by one step; returns their losses."""
         assert self.held is not None
-        received, state, rate = self.held
         if isinstance(members, Tensor):
-            part = pytree.tree_map(lambda leaf: leaf[members], state)
-            given = received if self.one_base else tensors.gather(received, members)
-            moved, loss = self.run(given, part, rows, key, rate, opening)
-            state = pytree.tree_map(lambda leaf, new: leaf.index_copy(0, members, new), state, moved)
-            self._keep(state)
-            return loss
+            return self._move_some(rows, key, members)
         seen = rows.shape[1], opening
-        if rate.is_cuda and seen in self.graphs:
+        if self.held.rate.is_cuda and seen in self.graphs:
             self.pool = self.pool or torch.cuda.graph_pool_handle()
-            graph = self.graphs[seen] = self.graphs[seen] or _Graph(self.run, self.held, rows, key, opening, self.pool)
+            graph = self.graphs[seen] = self.graphs[seen] or _Graph(self, rows, key, opening)
             return graph.replay(rows, key)
         self.graphs[seen] = None
-        state, loss = self.run(received, state, rows, key, rate, opening)
-        self._keep(state)
-        return loss
+        return self.move(rows, key, opening)
 
-    def _keep(self, state: State) -> None:
+    def move(self, rows: Tensor, key: Tensor, opening: bool) -> Tensor:
+        """All slots by one step."""
         assert self.held is not None
-        received, held, rate = self.held
-        if rate.is_cuda:
-            _copy(held, state)
+        received, state, momentum, rate = self.held
+        found = self.look(received, state, rows, key, opening)
+        for name in received.keys() & state.trained.keys() if opening else ():
+            state.trained[name].copy_(received[name])
+        descend(self.training, state.trained, momentum, found.gradient, rate)
+        self._keep(found.kept, found.private)
+        return found.loss
+
+    def _move_some(self, rows: Tensor, key: Tensor, members: Tensor) -> Tensor:
+        assert self.held is not None
+        received, state, momentum, rate = self.held
+        part, speed = pytree.tree_map(lambda leaf: leaf[members], (state, momentum))
+        given = received if self.one_base else tensors.gather(received, members)
+        found = self.look(given, part, rows, key, False)
+        descend(self.training, part.trained, speed, found.gradient, rate)
+        for whole, moved in ((state.trained, part.trained), (momentum, speed)):
+            for name, rows_of_it in moved.items():
+                whole[name].index_copy_(0, members, rows_of_it)
+        merged = pytree.tree_map(
+            lambda leaf, new: leaf.index_copy(0, members, new), (state.kept, state.private), (found.kept, found.private)
+        )
+        self._keep(*merged)
+        return found.loss
+
+    def _keep(self, kept: Tensors, private: Tensors) -> None:
+        assert self.held is not None
+        state = self.held.state
+        if self.held.rate.is_cuda:
+            _copy((state.kept, state.private), (kept, private))
         else:
-            self.held = received, state, rate
+            self.held = self.held._replace(state=state._replace(kept=kept, private=private))
 
     def unload(self) -> State:
         """The state at the end of a round; what others will read is no longer tied to the lane."""
         assert self.held is not None
-        _, state, rate = self.held
-        if not rate.is_cuda:
+        state = self.held.state
+        if not self.held.rate.is_cuda:
             return state
         return state._replace(trained=tensors.copies(state.trained), kept=tensors.copies(state.kept))
 
 
 class _Graph:
-    """One captured step on fixed tensors."""
+    """One captured step of a lane."""
 
-    def __init__(
-        self,
-        run: Callable[..., Any],
-        held: tuple[Tensors, State, Tensor],
-        rows: Tensor,
-        key: Tensor,
-        opening: bool,
-        pool: Any,
-    ) -> None:
-        received, state, rate = held
+    def __init__(self, lane: _Lane, rows: Tensor, key: Tensor, opening: bool) -> None:
+        assert lane.held is not None
         self.inputs = rows.clone(), key.clone()
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):  # libraries pick their kernels before capture
-            run(received, state, *self.inputs, rate, opening)
+            lane.look(lane.held.received, lane.held.state, *self.inputs, opening)
         torch.cuda.current_stream().wait_stream(aside)
         self.graph = torch.cuda.CUDAGraph()
         gc.collect()
         gc.disable()  # freeing an old graph or tensor in the middle would void the capture
         try:
-            with torch.cuda.graph(self.graph, pool=pool):
-                moved, self.loss = run(received, state, *self.inputs, rate, opening)
-                _copy(state, moved)
+            with torch.cuda.graph(self.graph, pool=lane.pool):
+                self.loss = lane.move(*self.inputs, opening)
         finally:
             gc.enable()
 
-    def replay(self, rows: Tensor, key: Tensor) -> Any:
+    def replay(self, rows: Tensor, key: Tensor) -> Tensor:
         _copy(self.inputs, (rows, key))
         self.graph.replay()
         return self.loss
