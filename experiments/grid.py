@@ -7,6 +7,7 @@ skipped, so that a grid that was stopped goes on where it was.
 """
 
 import argparse
+import gc
 import json
 import multiprocessing
 import re
@@ -15,6 +16,8 @@ import tomllib
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+import torch
 
 import hardy
 
@@ -34,6 +37,9 @@ def run_row(experiment: Path, data: str | None, again: dict[str, dict], row: tup
         return name, {"overrides": overrides, "curve": curve, "settings": settings, "again": more, **run.summary()}
     except Exception as error:  # a row that fails must not take the others with it
         return name, {"overrides": overrides, "error": f"{type(error).__name__}: {error}"}
+    finally:  # nor must its memory, which other workers may need
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def evaluate_again(run: hardy.Run, data: str | None, *, rows: str, best: bool = False, **options) -> dict:
