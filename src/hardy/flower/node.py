@@ -1,4 +1,4 @@
-"""The clients' half: what a node does with a message. It trains with begin, slope, descend and finish like every other engine.
+"""The clients' half: what a node does with a message. It trains with hardy.client like every other engine.
 
 A node is one client. Its number, its data and its profile stand in its own configuration; the experiment comes with
 every message, since Flower starts a new process for each. Its private tensors stay in files of its own, not in Flower's
