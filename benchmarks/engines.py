@@ -106,22 +106,6 @@ def bare_step(run):
     return step
 
 
-def disagreement() -> float:
-    """The largest difference between the two engines after three rounds in float64, captured steps included."""
-    training = Training(batch=16, epochs=2, rate=0.1, momentum=0.9)
-    found = []
-    for engine in ("sequential", "vectorised"):
-        chosen = hardy.Experiment(rounds=3, training=training, engine=EngineChoice(name=engine, precision="float64"))
-        model = partial(digits_cnn_of, 0.1)
-        found.append(hardy.fit(chosen, method=hardy.papers.fedbn(), model=model, data=federation(6, 40), quiet=True))
-    first, second = ({**run.state.shared, **run.engine.store} for run in found)
-    return max((first[name] - second[name]).abs().max().item() for name in first)
-
-
-def digits_cnn_of(width, norm):
-    return digits_cnn(norm=norm, width=width)
-
-
 def captured(function):
     """The same function as a CUDA graph: the least a step can cost."""
     if not CUDA:
@@ -173,7 +157,6 @@ def empty() -> None:
 def main(out: Path) -> None:
     result = provenance()
     repeats = 20 if CUDA else 3
-    result["largest_difference_of_engines"] = disagreement()
     print(result, flush=True)
 
     clients = 50 if CUDA else 10
