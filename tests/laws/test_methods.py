@@ -11,6 +11,7 @@ from conftest import assert_close, everything, experiment, federation, fit, net
 from hardy import papers
 from hardy.client import Training
 from hardy.engines import EngineChoice, sequential
+from hardy.engines.vectorised import Vectorised
 from hardy.messages import Slot
 from hardy.papers.sfat import slack
 from hardy.partition import Placement, Role
@@ -27,6 +28,13 @@ def test_engines_agree(method):
     many = fit(method, engine=VECTORISED, **options)
     assert_close(everything(one), everything(many), 1e-9)
     assert one.figures.latest == many.figures.latest
+
+
+def test_lanes_kept_from_round_to_round_agree(method, monkeypatch):
+    """As on a GPU, where a captured step works on the same tensors for good; captured or not, here it is not."""
+    monkeypatch.setattr(Vectorised, "fixed", True)
+    options = {"cohort": Cohort(fraction=0.75), "faults": Faults(dropped=0.1, crashed=0.1, late=0.1)}
+    assert_close(everything(fit(method, **options)), everything(fit(method, engine=VECTORISED, **options)), 1e-9)
 
 
 def test_mixed_precision_rounds_and_no_more(method):

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hardy import tensors
-from hardy.client import Rows, Slope, State, Training, begin, descend, finish, keys, slope
+from hardy.client import Rows, State, begin, finish, keys, slope
 from hardy.engines.base import Engine
+from hardy.engines.lane import Lane
 from hardy.messages import Slot, Updates, Work
 from hardy.models.stacked import vectorising
 from hardy.parts.objective import Objective
@@ -80,9 +81,14 @@ class Vectorised(Engine):
         self._sizes: dict[Objective, int] = {}
         self._each: dict[Objective, float] = {}
         """bytes a slot takes"""
-        self._lanes: dict[_Key, _Lane] = {}
+        self._lanes: dict[_Key, Lane] = {}
         """in the order in which they were last used"""
         self._expected: tuple[int, list[Slot], list[_Task]] | None = None
+
+    @property
+    def fixed(self) -> bool:
+        """Whether lanes are kept from round to round with their tensors, as captured steps need it."""
+        return self.device.type == "cuda"
 
     def expect(self, round: int, slots: Sequence[Slot]) -> None:
         planned = self._planned(round, slots) if self.device.type == "cuda" else []
@@ -100,7 +106,7 @@ class Vectorised(Engine):
         for task in tasks:
             yield self._lane(work, task)
 
-    def _planned(self, round: int, slots: Sequence[Slot]) -> "list[_Planned]":
+    def _planned(self, round: int, slots: Sequence[Slot]) -> list[_Planned]:
         planned = [
             _Planned(self.plan.objective(self.data.clients[slot.client], round), slot, self.batches(round, slot.client))
             for slot in slots
@@ -109,16 +115,14 @@ class Vectorised(Engine):
         planned.sort(key=lambda p: (repr(p.objective), -len(p.batches), p.slot.client, p.slot.base))
         return planned
 
-    def _tasks(
-        self, round: int, planned: "list[_Planned]", fitting: "Callable[[list[_Planned]], int]"
-    ) -> "Iterator[_Task]":
+    def _tasks(self, round: int, planned: list[_Planned], fitting: Callable[[list[_Planned]], int]) -> Iterator[_Task]:
         for _, group in groupby(planned, key=lambda p: p.objective):
             members = list(group)
             size = fitting(members)
             for start in range(0, len(members), size):
                 yield self._task(round, members[start : start + size])
 
-    def _task(self, round: int, members: "list[_Planned]") -> "_Task":
+    def _task(self, round: int, members: list[_Planned]) -> _Task:
         slots, batches = [m.slot for m in members], [m.batches for m in members]
         steps = [len(rows) for rows in batches]
         window = [self.loss_window(round, n) for n in steps]
@@ -140,7 +144,7 @@ class Vectorised(Engine):
             abreast=len({len(rows[0]) for rows in batches}) == 1,
         )
 
-    def _lane(self, work: Work, task: "_Task") -> Updates:
+    def _lane(self, work: Work, task: _Task) -> Updates:
         objective, slots = task.objective, task.slots
         one_base = len({slot.base for slot in slots}) == 1
         received = tensors.gather(work.shared, slots[0].base if one_base else self.where(slots)[1])
@@ -159,8 +163,8 @@ class Vectorised(Engine):
             with self.arithmetic():
                 return many(received, own, self.batch(rows), key)
 
-        lane = _Lane(look, self.training, one_base)
-        if self.device.type == "cuda":
+        lane = Lane(look, self.training, one_base=one_base, fixed=self.fixed)
+        if self.fixed:
             lane = self._held((objective, len(slots), one_base, frozen), lane)
         alike = one_base and task.abreast
         lane.load(received, first, rate, opening=alike)
@@ -181,7 +185,7 @@ class Vectorised(Engine):
             loss=torch.where(last, losses, 0).sum(0) / task.window,
         )
 
-    def _fitting(self, work: Work, members: "list[_Planned]") -> int:
+    def _fitting(self, work: Work, members: list[_Planned]) -> int:
         """How many slots to run at once: on a GPU no more than its free memory holds, by a measured trial of two."""
         if self.device.type != "cuda":
             return self.lane or _CPU_LANE
@@ -201,10 +205,10 @@ class Vectorised(Engine):
             self._sizes[objective] = max(1, min(self.lane or most, most))
         return self._sizes[objective]
 
-    def _held(self, key: "_Key", lane: "_Lane") -> "_Lane":
+    def _held(self, key: _Key, lane: Lane) -> Lane:
         """The lane of these slots if there is one, which has its steps captured; the new one if not. Where memory is
         short, those that were not used for longest go."""
-        if key not in self._lanes:
+        if key not in self._lanes and self.device.type == "cuda":
             torch.cuda.empty_cache()
             needed = _SPARE * self._each.get(key[0], 0.0) * key[1]
             while self._lanes and torch.cuda.mem_get_info(self.device)[0] < needed:
@@ -236,137 +240,3 @@ def _opening(received: Tensors, state: State) -> tuple[State, State]:
     start = state._replace(trained={name: received.get(name, own) for name, own in state.trained.items()})
     dims = pytree.tree_map(lambda _: 0, state)
     return start, dims._replace(trained={name: None if name in received else 0 for name in state.trained})
-
-
-def _own(state: State, received: Tensors) -> State:
-    """Without the trained tensors that were received."""
-    return state._replace(trained={name: w for name, w in state.trained.items() if name not in received})
-
-
-class _Held(NamedTuple):
-    """What a lane works on."""
-
-    received: Tensors
-    state: State
-    momentum: Tensors
-    rate: Tensor
-
-
-class _Lane:
-    """The state of some slots, moved step by step; weights and momentum in place.
-
-    On a GPU a step of the whole lane is captured as a CUDA graph the second time its shape is seen and replayed from
-    then on, since launching its thousand kernels one by one takes longer than running them. A captured step reads and
-    writes fixed tensors, so there the lane keeps all of its state in place.
-    """
-
-    def __init__(self, look: Callable[..., Slope], training: Training, one_base: bool) -> None:
-        self.look, self.training, self.one_base = look, training, one_base
-        self.held: _Held | None = None
-        self.graphs: dict[tuple[int, bool], _Graph | None] = {}
-        self.pool: Any = None
-        """memory of all its graphs: they run one after another, and what one leaves is read before the next"""
-
-    def load(self, received: Tensors, state: State, rate: Tensor, *, opening: bool) -> None:
-        """Starts a round. Slots that open it together read what they received from one place; their own weights are
-        written when they have."""
-        if self.held is None or not rate.is_cuda:
-            trained = tensors.copies(state.trained)
-            momentum = tensors.apply(torch.zeros_like, trained) if self.training.momentum else {}
-            if rate.is_cuda:
-                received, state, rate = pytree.tree_map(Tensor.clone, (received, state, rate))
-            self.held = _Held(received, state._replace(trained=trained), momentum, rate)
-            return
-        held = self.held
-        if self.training.momentum:
-            torch._foreach_zero_(list(held.momentum.values()))
-        mine = held.state
-        if opening:
-            mine, state = _own(mine, received), _own(state, received)
-        _copy((held.received, mine, held.rate), (received, state, rate))
-
-    def step(self, rows: Tensor, key: Tensor, members: Tensor | slice, *, opening: bool) -> Tensor:
-        """Moves the members by one step; returns their losses."""
-        assert self.held is not None
-        if isinstance(members, Tensor):
-            return self._move_some(rows, key, members)
-        seen = rows.shape[1], opening
-        if self.held.rate.is_cuda and seen in self.graphs:
-            self.pool = self.pool or torch.cuda.graph_pool_handle()
-            graph = self.graphs[seen] = self.graphs[seen] or _Graph(self, rows, key, opening)
-            return graph.replay(rows, key)
-        self.graphs[seen] = None
-        return self.move(rows, key, opening)
-
-    def move(self, rows: Tensor, key: Tensor, opening: bool) -> Tensor:
-        """All slots by one step."""
-        assert self.held is not None
-        received, state, momentum, rate = self.held
-        found = self.look(received, state, rows, key, opening)
-        for name in received.keys() & state.trained.keys() if opening else ():
-            state.trained[name].copy_(received[name])
-        descend(self.training, state.trained, momentum, found.gradient, rate)
-        self._keep(found.kept, found.private)
-        return found.loss
-
-    def _move_some(self, rows: Tensor, key: Tensor, members: Tensor) -> Tensor:
-        assert self.held is not None
-        received, state, momentum, rate = self.held
-        part, speed = pytree.tree_map(lambda leaf: leaf[members], (state, momentum))
-        given = received if self.one_base else tensors.gather(received, members)
-        found = self.look(given, part, rows, key, False)
-        descend(self.training, part.trained, speed, found.gradient, rate)
-        for whole, moved in ((state.trained, part.trained), (momentum, speed)):
-            for name, rows_of_it in moved.items():
-                whole[name].index_copy_(0, members, rows_of_it)
-        merged = pytree.tree_map(
-            lambda leaf, new: leaf.index_copy(0, members, new), (state.kept, state.private), (found.kept, found.private)
-        )
-        self._keep(*merged)
-        return found.loss
-
-    def _keep(self, kept: Tensors, private: Tensors) -> None:
-        assert self.held is not None
-        state = self.held.state
-        if self.held.rate.is_cuda:
-            _copy((state.kept, state.private), (kept, private))
-        else:
-            self.held = self.held._replace(state=state._replace(kept=kept, private=private))
-
-    def unload(self) -> State:
-        """The state at the end of a round; what others will read is no longer tied to the lane."""
-        assert self.held is not None
-        state = self.held.state
-        if not self.held.rate.is_cuda:
-            return state
-        return state._replace(trained=tensors.copies(state.trained), kept=tensors.copies(state.kept))
-
-
-class _Graph:
-    """One captured step of a lane."""
-
-    def __init__(self, lane: _Lane, rows: Tensor, key: Tensor, opening: bool) -> None:
-        assert lane.held is not None
-        self.inputs = rows.clone(), key.clone()
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # libraries pick their kernels before capture
-            lane.look(lane.held.received, lane.held.state, *self.inputs, opening)
-        torch.cuda.current_stream().wait_stream(aside)
-        self.graph = torch.cuda.CUDAGraph()
-        gc.collect()
-        gc.disable()  # freeing an old graph or tensor in the middle would void the capture
-        try:
-            with torch.cuda.graph(self.graph, pool=lane.pool):
-                self.loss = lane.move(*self.inputs, opening)
-        finally:
-            gc.enable()
-
-    def replay(self, rows: Tensor, key: Tensor) -> Tensor:
-        _copy(self.inputs, (rows, key))
-        self.graph.replay()
-        return self.loss
-
-
-def _copy(target: Any, source: Any) -> None:
-    tensors.copy(pytree.tree_leaves(target), pytree.tree_leaves(source))
