@@ -155,8 +155,9 @@ class Shifted(Wrapper):
 
     def advance(self, private: Tensors, gradient: Tensors) -> Tensors:
         private, psi = self.inner.advance(private, gradient), _psi(private)
-        slope = {n: torch.sub(gradient[n], t, alpha=2 * self._rates[n][1]) for n, t in psi.items()}
-        climbed = self.ascend(psi, slope)
+        climbed = {}
+        for (name, t), (step, multiplier) in zip(psi.items(), self._rates.values(), strict=True):
+            climbed[name] = (t * (1 - 2 * step * multiplier)).add_(gradient[name], alpha=step)  # a full Λ is large
         if (turn := private.get("shift.turn")) is not None:
             climbed = {n: torch.where(turn == 0, new, psi[n]) for n, new in climbed.items()}
             climbed["shift.turn"] = (turn + 1) % self.ascend_every
