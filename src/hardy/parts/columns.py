@@ -3,6 +3,7 @@
 Working copies are cut into blocks of columns (`_MIB`), so memory beyond the updates does not grow with the model.
 """
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
@@ -16,9 +17,14 @@ _NETWORK = {"cpu": 32, "cuda": 64}
 """updates up to which comparing whole rows beats sorting columns"""
 
 
-def blocks(matrix: Tensor) -> list[slice]:
-    """Columns in pieces of `_MIB`."""
+_ALONE = 32767
+"""numbers up to which torch leaves an operation to one thread, so that each thread can take a block of its own"""
+
+
+def blocks(matrix: Tensor, most: int | None = None) -> list[slice]:
+    """Columns in pieces of `_MIB`, or of so many at most."""
     width = max(1, _MIB[matrix.device.type] * 2**20 // (len(matrix) * matrix.element_size()))
+    width = min(width, most or width)
     return [slice(first, first + width) for first in range(0, matrix.shape[1], width)]
 
 
@@ -32,7 +38,8 @@ def middle_mean(matrix: Tensor, trim: int) -> Tensor:
 def _by_network(matrix: Tensor, trim: int) -> Tensor:
     """Compares whole rows, elementwise: no gather, no branch, and nearly at the speed of memory."""
     count, middle = len(matrix), matrix.new_empty(matrix.shape[1])
-    for block in blocks(matrix):
+
+    def sum_middle(block: slice) -> None:
         *rows, spare = torch.cat([matrix[:, block], matrix[:1, block]]).unbind()
         for low, high, least, greatest in _network(count, trim):
             if least and greatest:
@@ -47,7 +54,18 @@ def _by_network(matrix: Tensor, trim: int) -> Tensor:
         for row in rows[trim + 1 : count - trim]:
             total += row
         torch.div(total, count - 2 * trim, out=middle[block])
+
+    if matrix.device.type == "cpu":
+        _by_threads(sum_middle, blocks(matrix, _ALONE))
+    else:
+        for block in blocks(matrix):
+            sum_middle(block)
     return middle
+
+
+def _by_threads(work: Callable[[slice], None], pieces: list[slice]) -> None:
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        list(threads.map(work, pieces))
 
 
 @cache
@@ -93,6 +111,5 @@ def _by_sorting_on_cpu(matrix: Tensor, trim: int) -> Tensor:
         columns.sort(axis=1)
         columns[:, keep].mean(axis=1, out=middle[block])
 
-    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        list(threads.map(sort, blocks(matrix)))
+    _by_threads(sort, blocks(matrix))
     return torch.from_numpy(middle)
