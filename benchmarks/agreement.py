@@ -1,8 +1,8 @@
 """Whether the engines agree on this machine: python benchmarks/agreement.py [METHOD ...]
 
-Every registered method on six clients of unlike sizes, capacities and kinds, of which some drop out; four rounds on the
-sequential and on the vectorised engine, with steps captured where there is a GPU. Prints the largest difference of all
-tensors: in float64, where rounding must be all of it, and in float32 after one round, where steps are fused.
+Every registered method on six clients of unlike sizes, capacities and kinds, not all asked in a round; four rounds on
+the sequential and on the vectorised engine, with steps captured where there is a GPU. Prints the largest difference of
+all tensors: in float64, where rounding must be all of it, and in float32 after one round, where steps are fused.
 """
 
 import inspect

@@ -21,7 +21,7 @@ from hardy.tensors import Tensors, repeat, select, stack
 Model = Callable[[Callable[[int], nn.Module]], nn.Module]
 """Builds a network around a norm layer: `lambda norm: digits_cnn(norm=norm)`."""
 
-_ROUNDS_KEPT = 1000
+_OBJECTIVES_KEPT = 1000
 _STATISTICS = {Role.NORM_MEAN, Role.NORM_VAR, Role.NORM_COUNT}
 _NORM_ROLES = {Role.NORM_AFFINE, *_STATISTICS}
 
@@ -164,7 +164,7 @@ class Plan:
         """What a client minimises in a round: by its kind, and within its capacity."""
         key = client.kind, client.budget, round
         if key not in self._objectives:
-            if len(self._objectives) >= _ROUNDS_KEPT:
+            if len(self._objectives) >= _OBJECTIVES_KEPT:
                 self._objectives.clear()
             self._objectives[key] = self.method.objective.of(client.kind, round).within(client.budget)
         return self._objectives[key]

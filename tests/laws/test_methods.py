@@ -31,7 +31,7 @@ def test_engines_agree(method):
 
 
 def test_lanes_kept_from_round_to_round_agree(method, monkeypatch):
-    """As on a GPU, where a captured step works on the same tensors for good; captured or not, here it is not."""
+    """As on a GPU, where captured steps work on the same tensors for good; here they are not captured."""
     monkeypatch.setattr(Vectorised, "fixed", True)
     options = {"cohort": Cohort(fraction=0.75), "faults": Faults(dropped=0.1, crashed=0.1, late=0.1)}
     assert_close(everything(fit(method, **options)), everything(fit(method, engine=VECTORISED, **options)), 1e-9)

@@ -156,7 +156,8 @@ class Shifted(Wrapper):
     def advance(self, private: Tensors, gradient: Tensors) -> Tensors:
         private, psi = self.inner.advance(private, gradient), _psi(private)
         climbed = {}
-        for (name, t), (step, multiplier) in zip(psi.items(), self._rates.values(), strict=True):
+        for name, t in psi.items():
+            step, multiplier = self._rates[name]
             climbed[name] = (t * (1 - 2 * step * multiplier)).add_(gradient[name], alpha=step)  # a full Λ is large
         if (turn := private.get("shift.turn")) is not None:
             climbed = {n: torch.where(turn == 0, new, psi[n]) for n, new in climbed.items()}
