@@ -101,7 +101,7 @@ def bare_step(run):
 
     def step():
         found = look(received, state, engine.batch(rows), keys)
-        client.descend(engine.training, state.trained, momentum, found.gradient, rate)
+        client.move(engine.training, engine.plan.method.objective, state, momentum, found, rate)
 
     return step
 

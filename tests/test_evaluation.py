@@ -41,6 +41,24 @@ def test_engines_agree_on_personal_and_shared_networks():
         assert found[0]["robust_accuracy"] == found[1]["robust_accuracy"]
 
 
+def test_a_common_shift_is_found_on_all_images_at_once(run):
+    one = fit(papers.fedavg(), rounds=4)
+    deployed = Deployed(one.engine, one.state, "test", Branches(), None)
+    shift = parse("affine@0.5,1,common=true,steps=10").attack
+    found = np.concatenate(deployed.attacked(shift, deployed.standing(), torch.tensor(0)))
+    every = np.concatenate(deployed.rows)
+    data, held = one.engine.data, {n: t[0] for n, t in one.state.shared.items()}
+
+    def forward(x):
+        return torch.func.functional_call(one.engine.plan.model, held, (x,))
+
+    x, y = torch.from_numpy(data.x_test[every]).double() / 255, torch.from_numpy(data.y_test[every])
+    by_hand = forward(shift.perturb(forward, x, y, torch.tensor(0))).argmax(1) == y
+    assert (found == by_hand.numpy()).all() and not found.all()
+    with pytest.raises(HardyError, match="common=true"):
+        evaluate(run, "affine@0.5,1,common=true", checks=False, quiet=True)
+
+
 def test_each_client_is_served_by_its_own_tensors(run):
     """The figure of a client is that of its own network on its own rows, computed by hand."""
     deployed = Deployed(run.engine, run.state, "test", Branches(), None)

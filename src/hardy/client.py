@@ -1,7 +1,7 @@
-"""One client's round: begin, then for every step slope and descend, finish. The only trainer in the project.
+"""One client's round: begin, then for every step slope and move, finish. The only trainer in the project.
 
 `slope` works on the tensors of one slot, and an engine runs it in a loop or under vmap; the others on those of one slot
-or of a stack of them. All are pure but `descend`, which moves tensors in place.
+or of a stack of them. All are pure but `move`, which moves tensors in place.
 """
 
 from collections.abc import Sequence
@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import grad_and_value
 
-from hardy import random
+from hardy import random, tensors
 from hardy.errors import HardyError
 from hardy.messages import Slot
 from hardy.method import Plan
@@ -128,9 +127,12 @@ class State(NamedTuple):
 
 
 class Slope(NamedTuple):
-    """What a client found out in one step: where to go down, what moves otherwise, and its loss."""
+    """What a client found out in one step: where the weights go down and their opponent up, what moves otherwise, and
+    the loss."""
 
     gradient: Tensors
+    ascent: Tensors
+    """of the private tensors, where the objective plays them against the weights"""
     kept: Tensors
     private: Tensors
     loss: Tensor
@@ -168,7 +170,7 @@ def slope(
     *,
     frozen: bool = False,
 ) -> Slope:
-    """The gradient of the weights, with a step of ascent on what the objective plays against them."""
+    """The gradients of one batch."""
     sent = {copy: received[name] for copy, name in plan.sent.items()}
 
     def total(trained: Tensors, private: Tensors) -> tuple[Tensor, tuple[Tensor, Tensors]]:
@@ -180,33 +182,25 @@ def slope(
     wanted = (0, 1) if objective.ascends else (0,)
     (gradient, *ascent), (_, (loss, kept)) = grad_and_value(total, wanted, has_aux=True)(state.trained, state.private)
     gradient, private = objective.correct(gradient, state.private, received)
+    return Slope(gradient, ascent[0] if ascent else {}, kept, private, loss)
+
+
+def move(
+    training: Training, objective: Objective, state: State, momentum: Tensors, found: Slope, rate: Tensor
+) -> State:
+    """One step from the same point for both players: SGD on the weights and the objective's ascent on what it plays
+    against them. Weights, momentum (or none) and private tensors lie in memory without gaps and move in place."""
+    tensors.descend(
+        state.trained,
+        found.gradient,
+        rate,
+        decay=training.weight_decay,
+        velocity=momentum,
+        momentum=training.momentum,
+    )
     if objective.ascends:
-        private = objective.advance(private, ascent[0])
-    return Slope(gradient, kept, private, loss)
-
-
-def descend(training: Training, trained: Tensors, momentum: Tensors, gradient: Tensors, rate: Tensor) -> None:
-    """A step of SGD on tensors that lie in memory without gaps, in place; `momentum` is theirs, or empty."""
-    weights, velocity = list(trained.values()), [momentum[name] for name in trained] if momentum else []
-    slopes = [gradient[name].contiguous() for name in trained]
-    if rate.dtype == torch.float32:
-        torch._fused_sgd_(  # one pass over memory, where what follows takes three
-            weights,
-            slopes,
-            velocity,
-            weight_decay=training.weight_decay,
-            momentum=training.momentum,
-            lr=rate,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            is_first_step=False,
-        )
-        return
-    for at, (w, g) in enumerate(zip(weights, slopes, strict=True)):  # the fused kernel reads its rate as float32
-        g = torch.add(g, w, alpha=training.weight_decay)
-        v = velocity[at].mul_(training.momentum).add_(g) if velocity else g
-        w.addcmul_(v, rate, value=-1)
+        objective.advance(found.private, found.ascent)
+    return state._replace(kept=found.kept, private=found.private)
 
 
 def finish(

@@ -59,11 +59,50 @@ def copies(tensors: Tensors) -> Tensors:
 
 
 def copy(target: Sequence[Tensor], source: Sequence[Tensor]) -> None:
-    """Copies in few launches: one for all pairs that lie alike in memory."""
-    pairs = list(zip(target, source, strict=True))
-    for alike in (True, False):
-        if chosen := [(to, what) for to, what in pairs if (to.stride() == what.stride()) is alike]:
+    """Copies in few launches: one for all pairs that lie alike in memory. What is its own source is left alone."""
+    alike, unlike = [], []
+    for to, what in zip(target, source, strict=True):
+        if to.stride() != what.stride():
+            unlike.append((to, what))
+        elif to.data_ptr() != what.data_ptr():
+            alike.append((to, what))
+    for chosen in (alike, unlike):
+        if chosen:
             torch._foreach_copy_([to for to, _ in chosen], [what for _, what in chosen])
+
+
+def descend(
+    weights: Tensors,
+    gradient: Tensors,
+    rate: Tensor | float,
+    *,
+    decay: float = 0.0,
+    velocity: Tensors | None = None,
+    momentum: float = 0.0,
+    up: bool = False,
+) -> None:
+    """A step of SGD in place, down the gradient or up it, on tensors that lie in memory without gaps."""
+    names = list(weights)
+    moved, slopes = [weights[name] for name in names], [gradient[name].contiguous() for name in names]
+    speeds = [velocity[name] for name in names] if velocity else []
+    if moved[0].dtype == torch.float32:
+        torch._fused_sgd_(  # one pass over memory, where what follows takes three
+            moved,
+            slopes,
+            speeds,
+            weight_decay=decay,
+            momentum=momentum,
+            lr=rate,
+            dampening=0.0,
+            nesterov=False,
+            maximize=up,
+            is_first_step=False,
+        )
+        return
+    for at, (w, g) in enumerate(zip(moved, slopes, strict=True)):  # the fused kernel reads its rate as float32
+        g = torch.add(-g if up else g, w, alpha=decay)
+        v = speeds[at].mul_(momentum).add_(g) if speeds else g
+        w.sub_(v * rate)
 
 
 def gather(tensors: Tensors, *index: Tensor | int | slice) -> Tensors:

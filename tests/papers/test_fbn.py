@@ -127,8 +127,8 @@ def test_variances_stay_positive_whatever_a_client_sends(name, spread):
 
 def test_fixbn_stops_the_statistics_and_goes_on_training():
     at_switch, later = (run(hardy.papers.fixbn(after=3), rounds=n).state.shared for n in (3, 6))
-    assert torch.equal(at_switch["1.clean.mean"], later["1.clean.mean"])
-    assert torch.equal(at_switch["1.clean.var"], later["1.clean.var"])
+    for name in ("1.clean.mean", "1.clean.var"):  # up to the rounding of a mean of equal values
+        torch.testing.assert_close(at_switch[name], later[name], rtol=1e-14, atol=0)
     assert not torch.equal(at_switch["0.weight"], later["0.weight"])
     before = run(hardy.papers.fixbn(after=100), rounds=2).state.shared
     assert not torch.equal(before["1.clean.mean"], at_switch["1.clean.mean"])

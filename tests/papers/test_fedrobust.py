@@ -9,8 +9,8 @@ import torch
 from torch.func import grad
 
 from conftest import SHAPE, assert_close, everything, federation, fit, net
-from hardy import config, papers
-from hardy.client import Training, begin, descend, slope
+from hardy import config, papers, tensors
+from hardy.client import Training, begin, move, slope
 from hardy.config import EvaluationChoice
 from hardy.engines import ENGINES, EngineChoice
 from hardy.errors import HardyError
@@ -57,17 +57,17 @@ def test_one_step_moves_both_players_along_the_gradient_of_f(structure):
     steps = {"shift.matrix": 0.03, "shift.offset": 0.2}
     objective = shifted(structure=structure, step=0.03, offset_step=0.2, multiplier=5.0, offset_multiplier=0.5)
     plan, state, batch, f = one_client(objective)
-    after = slope(plan, objective, {}, state, batch, torch.tensor(1))
-    trained = {n: t.clone() for n, t in state.trained.items()}
-    descend(PLAIN, trained, {}, after.gradient, torch.tensor(0.1, dtype=torch.float64))
-    torch.testing.assert_close(after.loss, f(state.trained, state.private) + objective.price(state.private))
+    both = state._replace(**{k: tensors.copies(getattr(state, k)) for k in ("trained", "private")})
+    found = slope(plan, objective, {}, both, batch, torch.tensor(1))
+    after = move(PLAIN, objective, both, {}, found, torch.tensor(0.1, dtype=torch.float64))
+    torch.testing.assert_close(found.loss, f(state.trained, state.private) + objective.price(state.private))
     draw = torch.Generator().manual_seed(7)
     for name, value in {**state.trained, **state.private}.items():
         way = torch.randn(value.shape, generator=draw, dtype=torch.float64)
         above, below = ({name: value + sign * 1e-6 * way} for sign in (1, -1))
         if name in state.trained:
             rise = f(state.trained | above, state.private) - f(state.trained | below, state.private)
-            moved = (trained[name] - value) / -0.1
+            moved = (after.trained[name] - value) / -0.1
         else:
             rise = f(state.trained, state.private | above) - f(state.trained, state.private | below)
             moved = (after.private[name] - value) / steps[name]

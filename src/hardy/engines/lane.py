@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hardy import tensors
-from hardy.client import Slope, State, Training, descend
+from hardy.client import Slope, State, Training, move
+from hardy.parts.objective import Objective
 from hardy.tensors import Tensors
 
 
@@ -23,15 +24,18 @@ class _Held(NamedTuple):
 
 
 class Lane:
-    """The state of some slots, moved step by step; weights and momentum in place.
+    """The state of some slots, moved step by step; all but statistics in place.
 
     On a GPU a step of the whole lane is captured as a CUDA graph the second time its shape is seen and replayed from
     then on, since launching its thousand kernels one by one takes longer than running them. A captured step reads and
     writes the same tensors for good: such a lane is `fixed`, and has all of its state in place.
     """
 
-    def __init__(self, look: Callable[..., Slope], training: Training, *, one_base: bool, fixed: bool) -> None:
-        self.look, self.training, self.one_base, self.fixed = look, training, one_base, fixed
+    def __init__(
+        self, look: Callable[..., Slope], training: Training, objective: Objective, *, one_base: bool, fixed: bool
+    ) -> None:
+        self.look, self.training, self.objective = look, training, objective
+        self.one_base, self.fixed = one_base, fixed
         self.held: _Held | None = None
         self.graphs: dict[tuple[int, bool], _Graph | None] = {}
         self.pool: Any = None
@@ -41,11 +45,11 @@ class Lane:
         """Starts a round. Slots that open it together read what they received from one place; their own weights are
         written when they have."""
         if self.held is None or not self.fixed:
-            trained = tensors.copies(state.trained)
+            trained, private = tensors.copies(state.trained), tensors.copies(state.private)
             momentum = tensors.apply(torch.zeros_like, trained) if self.training.momentum else {}
             if self.fixed:
                 received, state, rate = pytree.tree_map(Tensor.clone, (received, state, rate))
-            self.held = _Held(received, state._replace(trained=trained), momentum, rate)
+            self.held = _Held(received, State(trained, state.kept, private), momentum, rate)
             return
         held = self.held
         if self.training.momentum:
@@ -75,8 +79,7 @@ class Lane:
         found = self.look(received, state, rows, key, opening)
         for name in received.keys() & state.trained.keys() if opening else ():
             state.trained[name].copy_(received[name])
-        descend(self.training, state.trained, momentum, found.gradient, rate)
-        self._keep(found.kept, found.private)
+        self._keep(move(self.training, self.objective, state, momentum, found, rate))
         return found.loss
 
     def _move_some(self, rows: Tensor, key: Tensor, members: Tensor) -> Tensor:
@@ -85,23 +88,20 @@ class Lane:
         part, speed = pytree.tree_map(lambda leaf: leaf[members], (state, momentum))
         given = received if self.one_base else tensors.gather(received, members)
         found = self.look(given, part, rows, key, False)
-        descend(self.training, part.trained, speed, found.gradient, rate)
-        for whole, moved in ((state.trained, part.trained), (momentum, speed)):
+        part = move(self.training, self.objective, part, speed, found, rate)
+        for whole, moved in ((state.trained, part.trained), (state.private, part.private), (momentum, speed)):
             for name, rows_of_it in moved.items():
                 whole[name].index_copy_(0, members, rows_of_it)
-        merged = pytree.tree_map(
-            lambda leaf, new: leaf.index_copy(0, members, new), (state.kept, state.private), (found.kept, found.private)
-        )
-        self._keep(*merged)
+        kept = {name: whole.index_copy(0, members, part.kept[name]) for name, whole in state.kept.items()}
+        self._keep(state._replace(kept=kept))
         return found.loss
 
-    def _keep(self, kept: Tensors, private: Tensors) -> None:
+    def _keep(self, state: State) -> None:
         assert self.held is not None
-        state = self.held.state
         if self.fixed:
-            _copy((state.kept, state.private), (kept, private))
+            _copy(self.held.state, state)
         else:
-            self.held = self.held._replace(state=state._replace(kept=kept, private=private))
+            self.held = self.held._replace(state=state)
 
     def unload(self) -> State:
         """The state at the end of a round; what others will read is no longer tied to the lane."""

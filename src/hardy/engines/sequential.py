@@ -7,7 +7,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from hardy import tensors
-from hardy.client import begin, descend, finish, keys, slope
+from hardy.client import begin, finish, keys, move, slope
 from hardy.engines.base import Engine
 from hardy.messages import Updates, Work
 
@@ -25,7 +25,7 @@ class Sequential(Engine):
             received = tensors.gather(work.shared, slot.base)
             own = tensors.gather({**work.reported, **self.store}, slot.client, slot.base)
             first = begin(self.plan, received, own)
-            state = first._replace(trained=tensors.copies(first.trained))
+            state = first._replace(trained=tensors.copies(first.trained), private=tensors.copies(first.private))
             momentum = tensors.apply(torch.zeros_like, state.trained) if self.training.momentum else {}
             batches = self.batches(work.round, slot.client)
             noise = torch.from_numpy(keys(self.seed, work.round, self.numbered([slot]), len(batches)))[:, 0]
@@ -34,8 +34,7 @@ class Sequential(Engine):
                 batch = self.batch(torch.from_numpy(rows).to(self.device))
                 with self.arithmetic():
                     found = slope(self.plan, objective, received, state, batch, key.to(self.device), frozen=frozen)
-                state = state._replace(kept=found.kept, private=found.private)
-                descend(self.training, state.trained, momentum, found.gradient, rate)
+                state = move(self.training, objective, state, momentum, found, rate)
                 losses.append(found.loss)
             steps = torch.tensor(len(batches), device=self.device)
             reply = finish(self.plan, objective, received, state, first.trained, steps, rate)

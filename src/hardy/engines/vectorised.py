@@ -163,7 +163,7 @@ class Vectorised(Engine):
             with self.arithmetic():
                 return many(received, own, self.batch(rows), key)
 
-        lane = Lane(look, self.training, one_base=one_base, fixed=self.fixed)
+        lane = Lane(look, self.training, objective, one_base=one_base, fixed=self.fixed)
         if self.fixed:
             lane = self._held((objective, len(slots), one_base, frozen), lane)
         alike = one_base and task.abreast

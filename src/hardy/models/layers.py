@@ -8,7 +8,7 @@ new ones are read back from the state that was passed in.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -29,6 +29,8 @@ class Call:
     key: Tensor | None = None
     robustness: float | Tensor | None = None
     draws: int = 0
+    parts: "tuple[Call, ...]" = ()
+    """how each of as many equal parts of the batch is to be treated where images are not treated one by one"""
 
 
 _current: ContextVar[Call] = ContextVar("hardy_call")
@@ -49,6 +51,25 @@ def calling(
         yield
     finally:
         _current.reset(token)
+
+
+@contextmanager
+def calling_parts(*parts: Call) -> Iterator[None]:
+    """Passes of the same network that differ in these arguments, in one: their images are parts of one batch."""
+    forced = _forced.get()
+    token = _current.set(Call(parts=tuple(replace(part, statistics=forced or part.statistics) for part in parts)))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def in_parts(layer: Callable[[Tensor, Call], Tensor], x: Tensor) -> Tensor:
+    """A layer under the arguments of the call, or of each part of it."""
+    call = current()
+    if not call.parts:
+        return layer(x, call)
+    return torch.cat([layer(images, part) for images, part in zip(x.chunk(len(call.parts)), call.parts, strict=True)])
 
 
 _forced: ContextVar[UseStatistics | None] = ContextVar("hardy_forced", default=None)
@@ -96,7 +117,10 @@ class Statistics(Affine):
             return self._normalise_mixed(x, affine, eps)
         mean, var = self.mean.clone(), self.var.clone()
         taken = x.to(mean.dtype)  # a CPU has no kernel for images of another precision
-        out = F.batch_norm(taken, mean, var, affine.weight, affine.bias, True, self.momentum, eps)
+        if x.shape[1] > 1:
+            out = F.batch_norm(taken, mean, var, affine.weight, affine.bias, True, self.momentum, eps)
+        else:  # what vmap makes of a single channel does not lie in memory as cuDNN wants it
+            out, _, _ = torch.native_batch_norm(taken, affine.weight, affine.bias, mean, var, True, self.momentum, eps)
         self.mean, self.var = mean, var
         return out.to(x.dtype)
 
@@ -109,13 +133,12 @@ class Statistics(Affine):
         self.var = torch.lerp(self.var, var.detach(), self.momentum)
         return _along(out, affine.weight, affine.bias)
 
-    def blur(self) -> None:
+    def blur(self, call: Call) -> None:
         """Adds the noise."""
         if self.noise:
-            self.mean, self.var = self._blurred(self.mean), self._blurred(self.var).clamp_min(0.0)
+            self.mean, self.var = self._blurred(self.mean, call), self._blurred(self.var, call).clamp_min(0.0)
 
-    def _blurred(self, statistic: Tensor) -> Tensor:
-        call = current()
+    def _blurred(self, statistic: Tensor, call: Call) -> Tensor:
         if call.key is None:
             return statistic
         call.draws += 1
@@ -195,14 +218,16 @@ class BatchNorm(Affine):
             self.add_module(branch, make(features, affine=dual_affine))
 
     def forward(self, x: Tensor) -> Tensor:
-        call = current()
+        return in_parts(self._normalised, x)
+
+    def _normalised(self, x: Tensor, call: Call) -> Tensor:
         if call.robustness is not None and call.statistics == "running":
             return self._mixed(x, call.robustness)
         kept, affine = self._branch(call.branch)
         if call.statistics == "running":
             return scale_and_shift(x, kept.mean, kept.var, affine, self.eps)
         out = kept.normalise(x if self.gain == 1.0 else x * self.gain, affine, self.eps)
-        kept.blur()
+        kept.blur(call)
         return out
 
     def _branch(self, name: str) -> tuple[Statistics, Affine]:
@@ -231,7 +256,9 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        call = current()
+        return in_parts(self._thinned, x)
+
+    def _thinned(self, x: Tensor, call: Call) -> Tensor:
         if call.key is None or self.p == 0.0:
             return x
         call.draws += 1

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hardy.models.layers import UseStatistics, calling, forcing
+from hardy.models.layers import Call, UseStatistics, calling, calling_parts, forcing
 from hardy.tensors import Tensors
 
 
@@ -32,6 +32,16 @@ class Net:
         if statistics == "batch":
             self.kept = {name: state[name] for name in self.kept}
         return logits.to(x.dtype)
+
+    def together(self, *passes: tuple[Tensor, Call]) -> list[Tensor]:
+        """The logits of several passes of as many images each, one after the other for the norms, but with every layer
+        run once for all: weights are read, and their gradients written, once."""
+        state = {**self.trained, **self.kept}
+        with calling_parts(*(call for _, call in passes)):
+            logits: Tensor = functional_call(self.model, state, (torch.cat([x for x, _ in passes]),))
+        if any(call.statistics == "batch" for _, call in passes):
+            self.kept = {name: state[name] for name in self.kept}
+        return list(logits.to(passes[0][0].dtype).chunk(len(passes)))
 
 
 class Mixture:

@@ -26,7 +26,7 @@ from hardy import random, tensors
 from hardy.data.splits import Client
 from hardy.errors import HardyError
 from hardy.method import Method
-from hardy.models.layers import Statistics
+from hardy.models.layers import Call, Statistics
 from hardy.models.net import Net
 from hardy.papers.fedbn import Local, local
 from hardy.partition import Placement, Role, Tag
@@ -130,20 +130,27 @@ class Pnc(Objective):
         return replace(self, weight=0.0) if round < self.warm_up else self
 
     def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
-        clean = F.cross_entropy(net(batch.x, statistics="batch", key=key), batch.y)
         kept = [path for path, module in net.model.named_modules() if isinstance(module, Statistics)]
         means = [net.kept[f"{path}.mean"] for path in kept if path.rpartition(".")[2] == "adversarial"]
+        learning, calibrating = (
+            Call("clean", "batch", key),
+            Call("adversarial", "running", random.fold(key, "calibration")),
+        )
         if not self.weight or not means:
-            return clean
-        weight = self.weight * moved(means).to(clean.dtype)
+            (logits,) = net.together((batch.x, learning))
+            return F.cross_entropy(logits, batch.y)
+        weight = self.weight * moved(means).to(batch.x.dtype)
+        if self.clip == inf:
+            both = net.together((batch.x, learning), (batch.x, calibrating))
+            clean, second = (F.cross_entropy(logits, batch.y) for logits in both)
+            return (1 - weight) * clean + weight * second
 
         def calibration(trained: Tensors) -> Tensor:
-            frozen = Net(net.model, trained, net.kept)
-            logits = frozen(batch.x, branch="adversarial", statistics="running", key=random.fold(key, "calibration"))
+            (logits,) = Net(net.model, trained, net.kept).together((batch.x, calibrating))
             return weight * F.cross_entropy(logits, batch.y)
 
-        second = calibration if self.clip == inf else clipped(calibration, self.clip)
-        return (1 - weight) * clean + second(net.trained)
+        (logits,) = net.together((batch.x, learning))
+        return (1 - weight) * F.cross_entropy(logits, batch.y) + clipped(calibration, self.clip)(net.trained)
 
 
 def clipped(loss: Callable[[Tensors], Tensor], longest: float) -> Callable[[Tensors], Tensor]:

@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from hardy import tensors
 from hardy.errors import HardyError, unknown
 from hardy.method import Method
 from hardy.models.net import Net
@@ -153,16 +154,17 @@ class Shifted(Wrapper):
         """ψ + η₂ ∇_ψ f."""
         return {n: torch.add(t, slope[n], alpha=self._rates[n][0]) for n, t in psi.items()}
 
-    def advance(self, private: Tensors, gradient: Tensors) -> Tensors:
-        private, psi = self.inner.advance(private, gradient), _psi(private)
-        climbed = {}
-        for name, t in psi.items():
+    def advance(self, private: Tensors, gradient: Tensors) -> None:
+        self.inner.advance(private, gradient)
+        turn = private.get("shift.turn")
+        for name, t in _psi(private).items():
             step, multiplier = self._rates[name]
-            climbed[name] = (t * (1 - 2 * step * multiplier)).add_(gradient[name], alpha=step)  # a full Λ is large
-        if (turn := private.get("shift.turn")) is not None:
-            climbed = {n: torch.where(turn == 0, new, psi[n]) for n, new in climbed.items()}
-            climbed["shift.turn"] = (turn + 1) % self.ascend_every
-        return {**private, **climbed}
+            moved = t if turn is None else t.clone()
+            tensors.descend({name: moved}, gradient, step, decay=2 * multiplier, up=True)
+            if turn is not None:
+                t.copy_(torch.where(tensors.over(turn == 0, t), moved, t))
+        if turn is not None:
+            turn.add_(1).remainder_(self.ascend_every)
 
     def diagnose(self, survey: Survey) -> dict[str, Any]:
         """The primal gap Φ(w) − f(w, ψ), ‖∇Φ(w)‖, Theorem 2's conditions and Theorem 4's bound."""

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from hardy import random
 from hardy.errors import HardyError
+from hardy.models.layers import Call
 from hardy.models.net import Net
 from hardy.parts.objective import Batch, Objective, Shape
 from hardy.registry import part
@@ -42,8 +43,11 @@ class _Attacking(Objective):
     def both(self, net: Net, batch: Batch, key: Tensor) -> tuple[Tensor, Tensor]:
         """Logits of the clean and of the attacked images, in that order of passes."""
         attacked = self.craft(net, batch, key)
-        clean = net(batch.x, statistics="batch", key=random.fold(key, "clean"))
-        return clean, net(attacked, branch=self.branch, statistics="batch", key=random.fold(key, "attacked"))
+        clean, robust = net.together(
+            (batch.x, Call("clean", "batch", random.fold(key, "clean"))),
+            (attacked, Call(self.branch, "batch", random.fold(key, "attacked"))),
+        )
+        return clean, robust
 
 
 @part("objective")
@@ -142,9 +146,9 @@ class Free(Objective):
         x = (batch.x + change[: len(batch.x)]).clamp(0.0, 1.0)
         return F.cross_entropy(net(x, branch=self.branch, statistics="batch", key=key), batch.y)
 
-    def advance(self, private: Tensors, gradient: Tensors) -> Tensors:
-        moved = private["free.change"] + self.epsilon * gradient["free.change"].sign()
-        return {**private, "free.change": moved.clamp(-self.epsilon, self.epsilon)}
+    def advance(self, private: Tensors, gradient: Tensors) -> None:
+        change, slope = private["free.change"], gradient["free.change"]
+        change.add_(slope.sign(), alpha=self.epsilon).clamp_(-self.epsilon, self.epsilon)
 
 
 @part("objective")

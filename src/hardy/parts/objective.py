@@ -113,13 +113,12 @@ class Objective:
         """The gradient to descend along, and the private tensors it leaves."""
         return gradient, private
 
-    def advance(self, private: Tensors, gradient: Tensors) -> Tensors:
-        """The private tensors after an ascent step along their gradient."""
-        return private
+    def advance(self, private: Tensors, gradient: Tensors) -> None:
+        """A step of ascent on the private tensors along their gradient, in place. Unlike the methods above it runs
+        without vmap, on one slot or on a stack of them: figures broadcast with `tensors.over`."""
 
     def finish(self, outcome: Outcome) -> tuple[Tensors, Tensors]:
-        """(private tensors to keep, values of the added shared tensors to send up). Unlike the other methods it runs
-        without vmap, on one slot or on a stack of them: figures broadcast with `tensors.over`."""
+        """(private tensors to keep, values of the added shared tensors to send up); runs as `advance` does."""
         return outcome.private, {}
 
     def diagnose(self, survey: Survey) -> dict[str, Any]:
@@ -173,8 +172,8 @@ class Wrapper(Objective):
     def correct(self, gradient: Tensors, private: Tensors, received: Tensors) -> tuple[Tensors, Tensors]:
         return self.inner.correct(gradient, private, received)
 
-    def advance(self, private: Tensors, gradient: Tensors) -> Tensors:
-        return self.inner.advance(private, gradient)
+    def advance(self, private: Tensors, gradient: Tensors) -> None:
+        self.inner.advance(private, gradient)
 
     def finish(self, outcome: Outcome) -> tuple[Tensors, Tensors]:
         return self.inner.finish(outcome)

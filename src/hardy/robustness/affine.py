@@ -35,6 +35,9 @@ class Affine(Attack):
     centre: float = 0.0
     """the grey that Λ leaves where it is; 0.5 for images thought of as in [-1, 1]"""
     clip: bool = False
+    common: bool = False
+    """in an evaluation: one shift for the images of all clients together, who must have the same network; it can fit
+    itself to them less than one of each client's to that client's few"""
 
     @property
     def joint(self) -> bool:

@@ -52,6 +52,9 @@ class Attack:
         """Forward-and-backward passes over the images it makes, for the count of MACs."""
         return 1
 
+    common = False
+    """whether it is found for the images of all clients together"""
+
     @property
     def joint(self) -> bool:
         """Whether one change is found for all images together, so that none may be left out or added."""

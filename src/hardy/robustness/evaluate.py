@@ -115,13 +115,19 @@ class Deployed:
                 measured.append(tensors.select(found, statistics))
             own |= tensors.stack(measured)
 
-    def ask(self, rows: Sequence[Rows], judge: Judge, key: Tensor, *, joint: bool = False) -> list[Mask]:
-        """What the judge says of each client's rows. `joint`: all rows of a client in one call, and only those."""
+    def ask(
+        self, rows: Sequence[Rows], judge: Judge, key: Tensor, *, joint: bool = False, common: bool = False
+    ) -> list[Mask]:
+        """What the judge says of each client's rows. `joint`: all rows of a client in one call, and only those; and
+        `common`: those of all clients."""
         joint = joint or self.together
+        if common and not self.alike:
+            raise HardyError("a threat with common=true needs one network for all clients; here each has its own.")
         if self.together and 1 in map(len, rows):
             raise HardyError("norm serving is 'batch', but a client has 1 row, which has no statistics; it needs 2.")
-        if self.alike and not joint:  # clients that differ in nothing are one: their rows are run together
-            merged = self._table([np.concatenate(rows)], [0], judge, key, _POINTS)[0]
+        if common or (self.alike and not joint):  # clients that differ in nothing are one: their rows run together
+            every = np.concatenate(rows)
+            merged = self._table([every], [0], judge, key, len(every) if joint else _POINTS)[0]
             return np.split(merged, np.cumsum([len(r) for r in rows])[:-1])
         if not joint:
             return self._table(rows, range(len(rows)), judge, key, _POINTS)
@@ -189,7 +195,7 @@ class Deployed:
             return self.predicting(net)(changed).argmax(-1) == y
 
         if attack.joint:
-            return self.ask(self.rows, judge, key, joint=True)
+            return self.ask(self.rows, judge, key, joint=True, common=attack.common)
         if self.together:  # leaving out the fallen would change the statistics of the others
             return [s & h for s, h in zip(standing, self.ask(self.rows, judge, key), strict=True)]
         hits = self.ask([r[s] for r, s in zip(self.rows, standing, strict=True)], judge, key)
