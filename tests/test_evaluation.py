@@ -57,6 +57,8 @@ def test_a_common_shift_is_found_on_all_images_at_once(run):
     assert (found == by_hand.numpy()).all() and not found.all()
     with pytest.raises(HardyError, match="common=true"):
         evaluate(run, "affine@0.5,1,common=true", checks=False, quiet=True)
+    with pytest.raises(HardyError, match="'fedbn' each has its own"):
+        fit(papers.fedbn(), evaluation=EvaluationChoice(threats=("affine@0.5,1,common=true",)))
 
 
 def test_each_client_is_served_by_its_own_tensors(run):

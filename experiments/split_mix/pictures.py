@@ -40,6 +40,7 @@ def robustness(found: dict) -> str:
 
     curves = {f"Split-Mix+DAT x{w:g}": curve("Split-Mix+DAT, all widths", w) for w in WIDTHS}
     curves["x1, only the rich attack"] = curve("Split-Mix+DAT, only the rich attack", 1.0)
+    curves["x1, FedRBN in Split-Mix"] = curve("FedRBN in Split-Mix, only the rich attack", 1.0)
     curves["OAT, x1, no budgets"] = curve("OAT, x1", 1.0)
     names = [f"FedAvg+AT, x1, {weight}" for weight in ("1", "0.5", "0.2")]
     trained = [found[name]["settings"][0] for name in names]

@@ -17,7 +17,8 @@ from hardy.errors import HardyError, unknown
 from hardy.method import Method, Model, Plan
 from hardy.parts.budget import Capacity, with_capacity
 from hardy.registry import find
-from hardy.robustness.evaluate import refuse_robustness
+from hardy.robustness.evaluate import refuse_common, refuse_robustness
+from hardy.robustness.threats import parse
 from hardy.run import Figures, Run
 from hardy.server import Server
 
@@ -61,6 +62,10 @@ def prepare(
             raise unknown("branch in evaluation", branch, known)
     for level in experiment.evaluation.robustness:
         refuse_robustness(level, plan.method.norm)
+    if any(parse(threat).attack.common for threat in experiment.evaluation.threats):
+        refuse_common(plan)
+        if network is not None:
+            raise HardyError("a threat with common=true needs all clients' images; over a network nobody has them.")
     if network is not None:
         engine = network(plan, data)
     else:

@@ -299,6 +299,18 @@ def test_affine_is_one_shift_within_both_radii(form, centre):
     assert found.min() < 0 and clipped.min() >= 0 and clipped.max() <= 1
 
 
+def test_an_affine_shift_is_not_spent_on_images_that_are_lost():
+    """Three images just right and one badly wrong pull the shift in opposite directions."""
+    x, y = torch.tensor([0.9, 0.15, 0.15, 0.15]).view(4, 1, 1, 1), torch.tensor([0, 1, 1, 1])
+
+    def forward(z):
+        return torch.stack([torch.zeros(len(z)), 10 * z.flatten()], 1)
+
+    for as_published, right in ((True, 3), (False, 0)):
+        attack = affine(rotation_radius=0.0, shift_radius=0.3, as_published=as_published)
+        assert (forward(attack.perturb(forward, x, y, KEY)).argmax(1) == y).sum() == right
+
+
 def test_a_full_affine_of_a_big_image_is_refused():
     with pytest.raises(HardyError, match="form='channel'"):
         affine().perturb(lambda z: z.flatten(1)[:, :2], torch.zeros(1, 3, 100, 100), torch.zeros(1).long(), KEY)

@@ -22,8 +22,9 @@ from hardy.client import Rows
 from hardy.data.splits import Client
 from hardy.engines.base import Engine
 from hardy.errors import HardyError, unknown
+from hardy.method import Plan
 from hardy.models.net import Mixture, Net
-from hardy.partition import Role
+from hardy.partition import Placement, Role
 from hardy.parts.norm import Norm
 from hardy.robustness.attacks import Attack, Forward
 from hardy.robustness.threats import Threat
@@ -121,8 +122,8 @@ class Deployed:
         """What the judge says of each client's rows. `joint`: all rows of a client in one call, and only those; and
         `common`: those of all clients."""
         joint = joint or self.together
-        if common and not self.alike:
-            raise HardyError("a threat with common=true needs one network for all clients; here each has its own.")
+        if common:
+            refuse_common(self.engine.plan)
         if self.together and 1 in map(len, rows):
             raise HardyError("norm serving is 'batch', but a client has 1 row, which has no statistics; it needs 2.")
         if common or (self.alike and not joint):  # clients that differ in nothing are one: their rows run together
@@ -225,6 +226,16 @@ def refuse_robustness(robustness: float | None, norm: Norm) -> None:
         )
     if not 0 <= robustness <= 1:
         raise HardyError(f"robustness is {robustness}; it must be in [0, 1], from the clean to the adversarial branch.")
+
+
+def refuse_common(plan: Plan) -> None:
+    """A shift for the images of all clients needs a network for all of them."""
+    own = [name for name in plan.model_names if plan.placement[name] is not Placement.SHARED]
+    if own or plan.method.norm.serving != "running":
+        raise HardyError(
+            f"a threat with common=true needs one network for all clients; with method {plan.method.name!r} each has "
+            "its own norms or weights. Leave common out: then every client meets its own shift."
+        )
 
 
 def threat_key(seed: int, threat: Threat, stage: str) -> Tensor:
