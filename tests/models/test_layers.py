@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from hardy.models import stacked
-from hardy.models.layers import BatchNorm, Statistics, calling
+from hardy.models.layers import BatchNorm, Call, Dropout, Statistics, calling
+from hardy.models.net import Net
 from hardy.models.stacked import MaxPool2d, _convolve, vectorising
 
 
@@ -79,3 +80,35 @@ def test_a_convolution_knows_weights_that_all_slots_share(shared, monkeypatch):
     found, usual = gradient(lambda x, w: _convolve(x, w, 1)), gradient(lambda x, w: F.conv2d(x, w, None, 1, 1))
     torch.testing.assert_close(found, usual)
     assert bool(taken) == shared
+
+
+@pytest.mark.parametrize("second", ["clean", "adversarial"])
+@pytest.mark.parametrize("statistics", ["batch", "running"])
+def test_passes_together_are_passes_one_after_the_other(second, statistics):
+    """Logits, and statistics that the second pass moves on from where the first left them."""
+    norm = BatchNorm(4, branches={"clean": Statistics, "adversarial": partial(Statistics, noise=0.1)})
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), norm, Dropout(0.5), nn.Flatten(), nn.Linear(64, 3)).double()
+    trained = {name: value.detach() for name, value in model.named_parameters()}
+    x, other = (torch.rand(5, 1, 6, 6, dtype=torch.float64) for _ in range(2))
+    calls = Call("clean", "batch", torch.tensor(1)), Call(second, statistics, torch.tensor(2))
+
+    one = Net(model, trained, {n: b.clone() for n, b in model.named_buffers()})
+    apart = [
+        one(images, branch=call.branch, statistics=call.statistics, key=call.key)
+        for images, call in zip((x, other), calls, strict=True)
+    ]
+    two = Net(model, trained, {n: b.clone() for n, b in model.named_buffers()})
+    together = two.together((x, calls[0]), (other, calls[1]))
+    torch.testing.assert_close(together, apart)
+    torch.testing.assert_close(two.kept, one.kept)
+    assert not torch.equal(one.kept["1.clean.mean"], torch.zeros(4).double())
+
+
+def test_a_norm_of_one_channel_is_that_of_the_others():
+    x = torch.rand(6, 2, 3, 3, dtype=torch.float64)
+    found = []
+    for channels in (slice(0, 2), slice(0, 1)):
+        norm = BatchNorm(x[:, channels].shape[1]).double()
+        with calling(branch="clean", statistics="batch", key=None):
+            found.append((norm(x[:, channels])[:, :1], norm.clean.mean[:1], norm.clean.var[:1]))
+    torch.testing.assert_close(*found)

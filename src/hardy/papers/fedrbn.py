@@ -132,25 +132,24 @@ class Pnc(Objective):
     def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
         kept = [path for path, module in net.model.named_modules() if isinstance(module, Statistics)]
         means = [net.kept[f"{path}.mean"] for path in kept if path.rpartition(".")[2] == "adversarial"]
-        learning, calibrating = (
-            Call("clean", "batch", key),
-            Call("adversarial", "running", random.fold(key, "calibration")),
-        )
+        learning = Call("clean", "batch", key)
+        calibrating = Call("adversarial", "running", random.fold(key, "calibration"))
+
+        def losses(net: Net, *calls: Call) -> list[Tensor]:
+            return [F.cross_entropy(o, batch.y) for o in net.together(*((batch.x, call) for call in calls))]
+
         if not self.weight or not means:
-            (logits,) = net.together((batch.x, learning))
-            return F.cross_entropy(logits, batch.y)
+            return losses(net, learning)[0]
         weight = self.weight * moved(means).to(batch.x.dtype)
         if self.clip == inf:
-            both = net.together((batch.x, learning), (batch.x, calibrating))
-            clean, second = (F.cross_entropy(logits, batch.y) for logits in both)
+            clean, second = losses(net, learning, calibrating)
             return (1 - weight) * clean + weight * second
 
         def calibration(trained: Tensors) -> Tensor:
-            (logits,) = Net(net.model, trained, net.kept).together((batch.x, calibrating))
-            return weight * F.cross_entropy(logits, batch.y)
+            return weight * losses(Net(net.model, trained, net.kept), calibrating)[0]
 
-        (logits,) = net.together((batch.x, learning))
-        return (1 - weight) * F.cross_entropy(logits, batch.y) + clipped(calibration, self.clip)(net.trained)
+        (clean,) = losses(net, learning)
+        return (1 - weight) * clean + clipped(calibration, self.clip)(net.trained)
 
 
 def clipped(loss: Callable[[Tensors], Tensor], longest: float) -> Callable[[Tensors], Tensor]:

@@ -34,7 +34,7 @@ PRESETS = {
     "apgd-t": "APGD on the targeted DLR loss, 9 targets",
     "fab-t": "FAB, 9 targets",
     "autoattack": "apgd-ce, apgd-t, fab-t and square: the figure to publish",
-    "affine": "one affine shift for all images of a client (FedRobust): radii of Λ and δ, affine@0.4,1.0,centre=0.5",
+    "affine": "one affine shift for a client's images, or everybody's: affine@0.4,1.0,common=true, radii of Λ and δ",
     "camera-10": "no attack: images as ten cameras unknown to training take them; camera-10@0.5 halves the shifts",
     "gaussian": "no attack: a Gaussian affine shift unknown to training; gaussian-10@0.05 is ten of strength 0.05",
 }
