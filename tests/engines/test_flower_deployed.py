@@ -222,10 +222,9 @@ def test_a_killed_node_comes_back_and_a_killed_server_goes_on(tmp_path):
         watch(place, place.submit(), out, rounds)
     lines = rounds_of(out)
     assert [line["round"] for line in lines] == list(range(1, rounds + 1))
-    missing = tuple(line["round"] for line in lines if line["lost"])
-    assert 2 in missing and {client for line in lines for client in line["lost"]} == {"1"}
-    assert max(missing) <= done
-    assert_same(out, nearby(dataclasses.replace(chosen, faults=_Without(missing=((1, missing),)))))
+    missing = tuple((n, tuple(line["round"] for line in lines if str(n) in line["lost"])) for n in range(3))
+    assert 2 in missing[1][1] and max(missing[1][1]) <= done  # on a busy machine others may be too slow for a round
+    assert_same(out, nearby(dataclasses.replace(chosen, faults=_Without(missing=missing))))
 
 
 @pytest.mark.slow
