@@ -6,7 +6,7 @@ new ones are read back from the state that was passed in.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -40,24 +40,20 @@ def current() -> Call:
     return _current.get(None) or Call()
 
 
-@contextmanager
 def calling(
     *, branch: str, statistics: UseStatistics, key: Tensor | None, robustness: float | Tensor | None = None
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Sets branch, statistics (batch: normalise by the batch and move the running ones; running: leave them), the key
     of dropout (None: no dropout) and robustness λ (None: the branch alone; else a mix of branches at every layer)."""
-    token = _current.set(Call(branch, _forced.get() or statistics, key, robustness))
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return passing(Call(branch, statistics, key, robustness))
 
 
 @contextmanager
-def calling_parts(*parts: Call) -> Iterator[None]:
-    """Passes of the same network that differ in these arguments, in one: their images are parts of one batch."""
+def passing(*calls: Call) -> Iterator[None]:
+    """Forward passes inside behave like this; with several calls the images of each are an equal part of the batch."""
     forced = _forced.get()
-    token = _current.set(Call(parts=tuple(replace(part, statistics=forced or part.statistics) for part in parts)))
+    parts = tuple(replace(call, statistics=forced or call.statistics) for call in calls)
+    token = _current.set(parts[0] if len(parts) == 1 else Call(parts=parts))
     try:
         yield
     finally:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hardy.models.layers import Call, UseStatistics, calling, calling_parts, forcing
+from hardy.models.layers import Call, UseStatistics, forcing, passing
 from hardy.tensors import Tensors
 
 
@@ -26,22 +26,19 @@ class Net:
         key: Tensor | None = None,
         robustness: float | Tensor | None = None,
     ) -> Tensor:
-        state = {**self.trained, **self.kept}
-        with calling(branch=branch, statistics=statistics, key=key, robustness=robustness):
-            logits: Tensor = functional_call(self.model, state, (x,))
-        if statistics == "batch":
-            self.kept = {name: state[name] for name in self.kept}
-        return logits.to(x.dtype)
+        return self.together((x, Call(branch, statistics, key, robustness)))[0]
 
     def together(self, *passes: tuple[Tensor, Call]) -> list[Tensor]:
         """The logits of several passes of as many images each, one after the other for the norms, but with every layer
         run once for all: weights are read, and their gradients written, once."""
+        images, calls = zip(*passes, strict=True)
         state = {**self.trained, **self.kept}
-        with calling_parts(*(call for _, call in passes)):
-            logits: Tensor = functional_call(self.model, state, (torch.cat([x for x, _ in passes]),))
-        if any(call.statistics == "batch" for _, call in passes):
+        with passing(*calls):
+            logits: Tensor = functional_call(self.model, state, (images[0] if len(images) == 1 else torch.cat(images),))
+        if any(call.statistics == "batch" for call in calls):
             self.kept = {name: state[name] for name in self.kept}
-        return list(logits.to(passes[0][0].dtype).chunk(len(passes)))
+        logits = logits.to(images[0].dtype)
+        return [logits] if len(calls) == 1 else list(logits.chunk(len(calls)))
 
 
 class Mixture:
