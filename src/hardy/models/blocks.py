@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from math import ceil
 
-from torch import nn
+from torch import Tensor, nn
 
 from hardy.errors import HardyError
 from hardy.models.layers import InputScale
@@ -24,6 +24,16 @@ HALF: Scale = ((0.5,), (0.5,))
 def chain(**layers: nn.Module) -> nn.Sequential:
     """Layers one after the other, under their names."""
     return nn.Sequential(OrderedDict(layers))
+
+
+def start(model: nn.Module, draw: Callable[[Tensor], Tensor]) -> nn.Module:
+    """The model with weights drawn by one of `nn.init`, and biases of 0."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            draw(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    return model
 
 
 def widen(width: float, *sizes: int) -> list[int]:

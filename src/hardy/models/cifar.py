@@ -1,11 +1,12 @@
 """The plain networks of SFAT, FBN and FLRA for CIFAR-10 and SVHN."""
 
+from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from hardy.models.blocks import HALF, MakeNorm, Scale, Shape, cells, chain, entrance, widen
+from hardy.models.blocks import HALF, MakeNorm, Scale, Shape, cells, chain, entrance, start, widen
 from hardy.models.layers import BatchNorm, Dropout
 from hardy.models.stacked import Conv2d, MaxPool2d
 
@@ -32,7 +33,7 @@ def nin(
         return chain(conv=conv, norm=norm(leaving), relu=nn.ReLU())
 
     logits = Conv2d(d, classes, 1)
-    model = chain(
+    layers = chain(
         scale=entrance(shape, scale),
         conv1=convolution(shape[0], a, 5),
         conv2=convolution(a, b, 1),
@@ -50,11 +51,7 @@ def nin(
         average=nn.AdaptiveAvgPool2d(1),
         flat=nn.Flatten(),
     )
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d) and module.bias is not None:
-            nn.init.normal_(module.weight, std=0.05)
-            nn.init.zeros_(module.bias)
-    return model
+    return start(layers, partial(nn.init.normal_, std=0.05))
 
 
 def small_cnn(
@@ -146,7 +143,7 @@ def flra_alexnet(
         smaller = chain(pool=MaxPool2d(3, stride=2, ceil_mode=True), relu=nn.ReLU())
         return chain(smaller=smaller, lrn=nn.LocalResponseNorm(5)) if lrn else smaller
 
-    model = chain(
+    layers = chain(
         scale=entrance(shape, scale, smallest=4),
         conv1=Conv2d(shape[0], a, 5, padding=2),
         norm1=norm(a),
@@ -163,11 +160,7 @@ def flra_alexnet(
         relu4=nn.ReLU(),
         fc3=nn.Linear(d, classes),
     )
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
-            nn.init.xavier_uniform_(module.weight)
-            nn.init.zeros_(module.bias)
-    return model
+    return start(layers, nn.init.xavier_uniform_)
 
 
 class _Beside(nn.Module):
@@ -191,7 +184,8 @@ def mini_inception(
 ) -> nn.Module:
     """FLRA's Mini-Inception, taken to be the small Inception of Zhang et al. (2017): 1.65 M parameters.
 
-    FLRA never moved its norms' statistics off 0 and 1: to repeat that, train with statistics="running".
+    FLRA never moved its norms' statistics off 0 and 1: to repeat that, train with statistics="running", or without
+    norms. He's weights, since with Xavier's, as FLRA's are, it then hardly moves.
     """
     (side,) = widen(width, 96)
 
@@ -211,7 +205,7 @@ def mini_inception(
         side += a
         return _Beside(convolution(entering, a, 3, stride=2), MaxPool2d(3, stride=2, padding=1))
 
-    return chain(
+    layers = chain(
         scale=entrance(shape, scale),
         conv=convolution(shape[0], side, 3),
         mix1=inception(32, 32),
@@ -228,3 +222,4 @@ def mini_inception(
         flat=nn.Flatten(),
         fc=nn.Linear(side, classes),
     )
+    return start(layers, nn.init.kaiming_normal_)

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from hardy.models.blocks import HALF, MakeNorm, Scale, Shape, chain, entrance, widen
+from hardy.models.blocks import HALF, MakeNorm, Scale, Shape, chain, entrance, start, widen
 from hardy.models.layers import BatchNorm
 from hardy.models.stacked import Conv2d
 
@@ -120,12 +120,12 @@ def mini_resnet(
     scale: Scale = HALF,
     as_published: bool = False,
 ) -> nn.Module:
-    """FLRA's Mini-ResNet-32: He et al.'s ResNet-32 for CIFAR without norms, shortcuts projected.
+    """FLRA's Mini-ResNet-32: He et al.'s ResNet-32 for CIFAR without norms, shortcuts projected; Xavier weights.
 
     `as_published` has FLRA's 128 channels in the last stage, where a ResNet-32 has 64.
     """
     channels = widen(width, 16, 32, 128 if as_published else 64)
-    return chain(
+    layers = chain(
         scale=entrance(shape, scale),
         conv1=Conv2d(shape[0], channels[0], 3, padding=1),
         norm1=norm(channels[0]),
@@ -136,3 +136,4 @@ def mini_resnet(
         flat=nn.Flatten(),
         fc=nn.Linear(channels[-1], classes),
     )
+    return start(layers, nn.init.xavier_uniform_)
