@@ -1,6 +1,7 @@
 """Runs the rows of a table: python experiments/grid.py experiments/fbn/grid.toml --out results.json [--workers 3]
 
-A grid names an experiment (a TOML beside it) and rows, each with its overrides. Under [again] it may ask for further
+A grid names an experiment (a TOML beside it) and rows, each with its overrides, and may name seeds, with each of which
+every row is run. Under [again] it may ask for further
 evaluations of the rows whose names match a pattern, with the options of hardy.evaluate (best = true: of the networks as
 they were at the best round on validation rows). The results file is written after every row and rows already in it are
 skipped, so that a grid that was stopped goes on where it was.
@@ -20,6 +21,13 @@ from tempfile import TemporaryDirectory
 import torch
 
 import hardy
+
+
+def every_row(grid: dict) -> list[tuple[str, list[str]]]:
+    """Names and overrides, seed by seed."""
+    if "seeds" not in grid:
+        return list(grid["rows"].items())
+    return [(f"{name}, seed {s}", [*own, f"seed={s}"]) for s in grid["seeds"] for name, own in grid["rows"].items()]
 
 
 def run_row(experiment: Path, data: str | None, again: dict[str, dict], row: tuple[str, list[str]]) -> tuple[str, dict]:
@@ -61,7 +69,7 @@ def main() -> None:
     done = json.loads(options.out.read_text()) if options.out.exists() else {}
     rows = [
         (name, [*own, *options.overrides])
-        for name, own in grid["rows"].items()
+        for name, own in every_row(grid)
         if options.only in name and "error" in done.get(name, {"error": ""})
     ]
     began = time.perf_counter()

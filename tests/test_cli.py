@@ -57,10 +57,13 @@ def test_evaluate_and_compare(runs, capsys):
     assert "cannot write" in capsys.readouterr().err
 
 
-def test_limited_figures_stay_out_of_the_summary(runs):
-    before = (runs / "fedavg" / "summary.json").read_text()
-    assert main(["evaluate", str(runs / "fedavg"), "--threats", "fgsm", "--limit", "3", "--no-checks"]) == 0
-    assert (runs / "fedavg" / "summary.json").read_text() == before
+@pytest.mark.parametrize(("chosen", "images"), [(["--limit", "3"], {3}), (["--part", "train"], {27})])
+def test_figures_of_other_rows_stay_out_of_the_summary(runs, chosen, images):
+    folder = runs / "fedavg"
+    before = (folder / "summary.json").read_text()
+    assert main(["evaluate", str(folder), "--threats", "fgsm", *chosen, "--no-checks"]) == 0
+    assert set(json.loads((folder / "evaluation.json").read_text())["provenance"]["images"]) == images
+    assert (folder / "summary.json").read_text() == before
 
 
 def test_seeds_give_mean_and_deviation(tmp_path, capsys):

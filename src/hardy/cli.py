@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import hardy
 from hardy import config, evaluation
@@ -21,6 +21,7 @@ from hardy.progress import clock
 from hardy.registry import PARTS
 from hardy.report.compare import compare, seeds_summary, write_comparison
 from hardy.report.tensorboard import require_tensorboard, write_tensorboard
+from hardy.robustness.evaluate import Part
 from hardy.robustness.threats import PRESETS
 from hardy.state import write_atomic
 
@@ -76,7 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--threats", default="", metavar="A,B", help="such as pgd-20,autoattack (see hardy parts)")
     evaluate.add_argument("--attack-branch", help="statistics the attacks climb on (default: the experiment's)")
     evaluate.add_argument("--predict-branch", help="statistics images are judged with (default: the experiment's)")
-    evaluate.add_argument("--limit", type=int, metavar="N", help="only the first N test rows of each client")
+    evaluate.add_argument("--part", choices=get_args(Part), default="test", help="of each client's rows; default test")
+    evaluate.add_argument("--limit", type=int, metavar="N", help="only the first N of those rows of each client")
     evaluate.add_argument("--epsilons", type=_numbers, default=(), metavar="2,4,8", help="radii in 1/255, for a curve")
     evaluate.add_argument("--no-checks", action="store_true", help="skip the red flags")
 
@@ -267,6 +269,7 @@ def _evaluate(options: Any) -> None:
         predict_branch=options.predict_branch,
         width=options.width,
         robustness=options.robustness,
+        part=options.part,
         limit=options.limit,
         epsilons=options.epsilons,
         checks=not options.no_checks,
@@ -280,7 +283,12 @@ def _evaluate(options: Any) -> None:
     if options.settings:
         mixes = "adversarial" in (run.engine.plan.method.norm.branches or ())
         rows = evaluation.settings(
-            run, robustness=_LEVELS if mixes else (), threats=options.threats, limit=options.limit, quiet=options.quiet
+            run,
+            robustness=_LEVELS if mixes else (),
+            threats=options.threats,
+            part=options.part,
+            limit=options.limit,
+            quiet=options.quiet,
         )
         print("\n" + _settings_table(rows))
 

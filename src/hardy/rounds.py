@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from hardy import config, costs, evaluation, folders, projections
 from hardy.config import Experiment
@@ -19,7 +19,7 @@ from hardy.experiment import Connect, prepare
 from hardy.method import Method, Model
 from hardy.progress import Progress
 from hardy.report.html import write_report
-from hardy.robustness.evaluate import Part, accuracies, averages
+from hardy.robustness.evaluate import accuracies, averages
 from hardy.robustness.threats import Threat
 from hardy.run import Figures, Run
 from hardy.state import Checkpoint, disk, load_checkpoint, save_checkpoint, to, write_atomic
@@ -221,7 +221,7 @@ def _evaluate(run: Run, line: dict[str, Any]) -> None:
     if isinstance(run.engine, Flower):
         validation, test = (averages(v, run.engine.data.clients) for v in run.engine.accuracies(run.state, branch))
     else:
-        validation, test = (accuracies(run.engine, run.state, part, branch) for part in get_args(Part))
+        validation, test = (accuracies(run.engine, run.state, part, branch) for part in ("validation", "test"))
     line["validation_accuracy"], line["standard_accuracy"] = validation, test
     run.figures.latest = test
     if experiment.evaluation.diagnose:

@@ -337,7 +337,7 @@ def test_bad_options_are_refused(wrong):
 
 
 @pytest.mark.parametrize(
-    "path", sorted({*EXPERIMENTS.glob("*.toml")} - {EXPERIMENTS / "grid.toml"}), ids=lambda p: p.stem
+    "path", [p for p in sorted(EXPERIMENTS.glob("*.toml")) if not p.stem.startswith("grid")], ids=lambda p: p.stem
 )
 def test_experiments_can_be_read(path):
     for arm in ([], ["method.slack.as_published=true"], ["method.name=sfat_prox"], ["method.name=sfat_scaffold"]):

@@ -31,7 +31,7 @@ from hardy.robustness.threats import Threat
 from hardy.state import ServerState
 from hardy.tensors import Tensors
 
-Part = Literal["validation", "test"]
+Part = Literal["train", "validation", "test"]
 Mask = NDArray[np.bool_]
 Judge = Callable[[Mixture, Tensor, Tensor, Tensor], Tensor]
 """(network, images, labels, key) -> which images are classified rightly"""
@@ -89,7 +89,7 @@ class Deployed:
             for common, mine in zip(self.common, self.own, strict=True):
                 held = {n: common[n] for n in plan.kept if n in common}
                 mine |= tensors.apply(lambda t: t.expand(len(clients), *t.shape), held)
-        self.rows = [(client.test if part == "test" else client.validation)[:limit] for client in clients]
+        self.rows = [getattr(client, part)[:limit] for client in clients]
 
     @property
     def alike(self) -> bool:
