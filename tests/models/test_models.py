@@ -89,6 +89,13 @@ def test_mini_inception_is_that_of_zhang_et_al() -> None:
     assert parameters(mini_inception(norm=nn.Identity)) == 1_649_402  # their table 1
 
 
+@pytest.mark.parametrize("name", ["flra_alexnet", "mini_inception", "mini_resnet"])
+def test_networks_without_norms_tell_images_apart_before_training(name: str) -> None:
+    torch.manual_seed(0)
+    logits = MODELS[name](norm=nn.Identity)(torch.rand(16, 3, 32, 32)).detach()
+    assert 0.01 < logits.std(0).mean() < 10
+
+
 def test_macs_by_hand_and_without_a_trace() -> None:
     model = nn.Sequential(nn.Conv2d(4, 6, 3, groups=2), nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(24, 5))
     before = {k: t.clone() for k, t in model.state_dict().items()}
