@@ -3,7 +3,8 @@
 A grid names an experiment (a TOML beside it) and rows, each with its overrides, and may name seeds, with each of which
 every row is run. Under [again] it may ask for further
 evaluations of the rows whose names match a pattern, with the options of hardy.evaluate (best = true: of the networks as
-they were at the best round on validation rows). The results file is written after every row and rows already in it are
+they were at the best round on validation rows; fine_tune: after every client went on alone, with the options of
+Run.fine_tune). The results file is written after every row and rows already in it are
 skipped, so that a grid that was stopped goes on where it was.
 """
 
@@ -50,8 +51,12 @@ def run_row(experiment: Path, data: str | None, again: dict[str, dict], row: tup
         torch.cuda.empty_cache()
 
 
-def evaluate_again(run: hardy.Run, data: str | None, *, rows: str, best: bool = False, **options) -> dict:
+def evaluate_again(
+    run: hardy.Run, data: str | None, *, rows: str, best: bool = False, fine_tune: dict | None = None, **options
+) -> dict:
     chosen = hardy.load(run.folder, best=True, data_folder=data) if best else run
+    if fine_tune:
+        chosen = chosen.fine_tune(**fine_tune)
     return hardy.evaluate(chosen, **options, checks=False, quiet=True)
 
 
