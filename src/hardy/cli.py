@@ -279,7 +279,8 @@ def _evaluate(options: Any) -> None:
     print(_threat_table(found["robust_accuracy"]))
     for flag in found.get("flags", []):
         print(f"\nRED FLAG {flag['name']} (client {flag['client']}): {flag['message']}\n  {flag['advice']}")
-    print(f"\nwritten: {options.folder / 'evaluation.json'}")
+    which = f"the first {options.limit}" if options.limit else "all"
+    print(f"\n{which} {options.part} rows of each client; written: {options.folder / 'evaluation.json'}")
     if options.settings:
         mixes = "adversarial" in (run.engine.plan.method.norm.branches or ())
         rows = evaluation.settings(
