@@ -1,6 +1,9 @@
 """Every published experiment, and every row of every grid, can be read as it stands."""
 
+import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -30,3 +33,18 @@ def test_rows_of_a_grid_are_read_and_differ(path):
     assert len(set(read)) == len(read)
     for how in grid.get("again", {}).values():
         assert any(re.search(how["rows"], row) for row in grid["rows"]) and all(map(parse, how["threats"]))
+
+
+def test_a_grid_runs_every_seed_fine_tunes_and_goes_on(tmp_path):
+    demo = Path(hardy.__file__).parent / "bundled" / "demo.toml"
+    again = '[again]\n"tuned" = { rows = "^a, seed 1", fine_tune = { steps = 1 }, threats = ["fgsm"] }\n'
+    (tmp_path / "grid.toml").write_text(f'experiment = "{demo.as_posix()}"\nseeds = [0, 1]\n[rows]\n"a" = []\n{again}')
+    out = tmp_path / "out.json"
+    command = [sys.executable, FOLDER / "grid.py", tmp_path / "grid.toml", "--out", out]
+    tiny = ["rounds=1", "evaluation.every=1", "model.width=0.25", "data.limit=60", "engine.name=sequential"]
+    for only in ("seed 1", ""):
+        shown = subprocess.run([*command, "--only", only, *tiny], capture_output=True, text=True, check=True).stdout
+        assert shown.count(" in ") == 1, shown
+    found = json.loads(out.read_text())
+    assert [found[f"a, seed {n}"]["seed"] for n in (0, 1)] == [0, 1]
+    assert "fgsm" in found["a, seed 1"]["again"]["tuned"]["robust_accuracy"] and not found["a, seed 0"]["again"]
