@@ -112,20 +112,3 @@ def test_a_norm_of_one_channel_is_that_of_the_others():
         with calling(branch="clean", statistics="batch", key=None):
             found.append((norm(x[:, channels])[:, :1], norm.clean.mean[:1], norm.clean.var[:1]))
     torch.testing.assert_close(*found)
-
-
-def test_mixed_precision_rounds_weights_once_and_leaves_the_figures_alone() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 5))
-    trained, kept = dict(model.named_parameters()), dict(model.named_buffers())
-    x = torch.rand(6, 3, 8, 8)
-    with torch.autocast("cpu", torch.bfloat16):
-        net = Net(model.eval(), trained, kept)
-        plain = model(x).float()
-        found = net(x)
-    rounded = {name for name, tensor in net.read.items() if tensor.dtype is torch.bfloat16}
-    assert rounded == {"0.weight", "3.weight"} and net.trained is trained
-    assert torch.equal(found, plain)
-    mine, theirs = (torch.autograd.grad(logits.sum(), trained.values()) for logits in (found, plain))
-    assert {gradient.dtype for gradient in mine} == {torch.float32} and all(map(torch.equal, mine, theirs))
-    assert Net(model, trained, kept).read is trained
