@@ -1,11 +1,10 @@
 """Runs the rows of a table: python experiments/grid.py experiments/fbn/grid.toml --out results.json [--workers 3]
 
 A grid names an experiment (a TOML beside it) and rows, each with its overrides, and may name seeds, with each of which
-every row is run. Under [again] it may ask for further
-evaluations of the rows whose names match a pattern, with the options of hardy.evaluate (best = true: of the networks as
-they were at the best round on validation rows; fine_tune: after every client went on alone, with the options of
-Run.fine_tune). The results file is written after every row and rows already in it are
-skipped, so that a grid that was stopped goes on where it was.
+every row is run. Under [again] it may ask for further evaluations of the rows whose names match a pattern, with the
+options of hardy.evaluate (best = true: of the networks as they were at the best round on validation rows; fine_tune:
+after every client went on alone, with the options of Run.fine_tune). The results file is written after every row and
+rows already in it are skipped, so that a grid that was stopped goes on where it was.
 """
 
 import argparse

@@ -185,7 +185,7 @@ def mini_inception(
     """FLRA's Mini-Inception, taken to be the small Inception of Zhang et al. (2017): 1.65 M parameters.
 
     FLRA never moved its norms' statistics off 0 and 1: to repeat that, train with statistics="running", or without
-    norms. He's weights, since with Xavier's, as FLRA's are, it then hardly moves.
+    norms. He's weights are our choice: with Xavier's it then hardly moved in its first steps.
     """
     (side,) = widen(width, 96)
 

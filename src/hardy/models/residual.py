@@ -120,7 +120,8 @@ def mini_resnet(
     scale: Scale = HALF,
     as_published: bool = False,
 ) -> nn.Module:
-    """FLRA's Mini-ResNet-32: He et al.'s ResNet-32 for CIFAR without norms, shortcuts projected; Xavier weights.
+    """FLRA's Mini-ResNet-32: He et al.'s ResNet-32 for CIFAR without norms, shortcuts projected. Xavier
+    weights are our choice: with PyTorch's own it did not train, with He's it diverged.
 
     `as_published` has FLRA's 128 channels in the last stage, where a ResNet-32 has 64.
     """
