@@ -112,3 +112,21 @@ def test_a_norm_of_one_channel_is_that_of_the_others():
         with calling(branch="clean", statistics="batch", key=None):
             found.append((norm(x[:, channels])[:, :1], norm.clean.mean[:1], norm.clean.var[:1]))
     torch.testing.assert_close(*found)
+
+
+def test_mixed_precision_rounds_weights_once_and_again_when_they_are_replaced():
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), BatchNorm(4), nn.Flatten(), nn.Linear(64, 3))
+    trained = {name: value.detach() for name, value in model.named_parameters()}
+    kept, x = dict(model.named_buffers()), torch.rand(5, 1, 6, 6)
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        net = Net(model, trained, kept)
+        for weights in (trained, {name: 2 * value for name, value in trained.items()}):
+            net.trained = weights
+            usual = torch.func.functional_call(model, {**weights, **kept}, (x,))
+            assert torch.equal(net(x), usual.float()) and net.trained is weights
+
+        def loss(trained, x):
+            return Net(model, trained, kept)(x).pow(2).sum()
+
+        of_weights, of_x = torch.func.grad(loss, (0, 1))(trained, x)
+    assert {value.dtype for value in of_weights.values()} == {torch.float32} and of_x.abs().sum() > 0

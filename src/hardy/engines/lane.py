@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -37,7 +38,8 @@ class Lane:
         self.look, self.training, self.objective = look, training, objective
         self.one_base, self.fixed = one_base, fixed
         self.held: _Held | None = None
-        self.graphs: dict[tuple[int, bool], _Graph | None] = {}
+        self.graphs: dict[tuple[int, ...], _Graph | None] = {}
+        """by the number of slots, their batch size and whether they open a round"""
         self.pool: Any = None
         """memory of all its graphs: they run one after another, and what one leaves is read before the next"""
 
@@ -62,18 +64,17 @@ class Lane:
     def step(self, rows: Tensor, key: Tensor, members: Tensor | slice, *, opening: bool) -> Tensor:
         """Moves the members by one step; returns their losses."""
         assert self.held is not None
-        if isinstance(members, Tensor):
-            return self._move_some(rows, key, members)
-        seen = rows.shape[1], opening
+        seen = (*rows.shape, opening)
+        moved = partial(self._move_all, opening=opening) if isinstance(members, slice) else self._move_some
+        given = (rows, key) if isinstance(members, slice) else (rows, key, members)
         if self.held.rate.is_cuda and seen in self.graphs:
             self.pool = self.pool or torch.cuda.graph_pool_handle()
-            graph = self.graphs[seen] = self.graphs[seen] or _Graph(self, rows, key, opening)
-            return graph.replay(rows, key)
+            graph = self.graphs[seen] = self.graphs[seen] or _Graph(moved, given, self.pool)
+            return graph.replay(given)
         self.graphs[seen] = None
-        return self.move(rows, key, opening)
+        return moved(*given)
 
-    def move(self, rows: Tensor, key: Tensor, opening: bool) -> Tensor:
-        """All slots by one step."""
+    def _move_all(self, rows: Tensor, key: Tensor, *, opening: bool) -> Tensor:
         assert self.held is not None
         received, state, momentum, rate = self.held
         found = self.look(received, state, rows, key, opening)
@@ -113,27 +114,20 @@ class Lane:
 
 
 class _Graph:
-    """One captured step of a lane."""
+    """One captured step of a lane, for which libraries have picked their kernels when it was not captured yet."""
 
-    def __init__(self, lane: Lane, rows: Tensor, key: Tensor, opening: bool) -> None:
-        assert lane.held is not None
-        self.inputs = rows.clone(), key.clone()
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # libraries pick their kernels before capture
-            lane.look(lane.held.received, lane.held.state, *self.inputs, opening)
-        torch.cuda.current_stream().wait_stream(aside)
+    def __init__(self, step: Callable[..., Tensor], inputs: tuple[Tensor, ...], pool: Any) -> None:
+        self.inputs = tuple(tensor.clone() for tensor in inputs)
         self.graph = torch.cuda.CUDAGraph()
-        gc.collect()
         gc.disable()  # freeing an old graph or tensor in the middle would void the capture
         try:
-            with torch.cuda.graph(self.graph, pool=lane.pool):
-                self.loss = lane.move(*self.inputs, opening)
+            with torch.cuda.graph(self.graph, pool=pool):
+                self.loss = step(*self.inputs)
         finally:
             gc.enable()
 
-    def replay(self, rows: Tensor, key: Tensor) -> Tensor:
-        _copy(self.inputs, (rows, key))
+    def replay(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        _copy(self.inputs, inputs)
         self.graph.replay()
         return self.loss
 

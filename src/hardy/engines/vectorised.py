@@ -84,6 +84,8 @@ class Vectorised(Engine):
         self._lanes: dict[_Key, Lane] = {}
         """in the order in which they were last used"""
         self._expected: tuple[int, list[Slot], list[_Task]] | None = None
+        self._streams: list[torch.cuda.Stream] = []
+        """for lanes side by side"""
 
     @property
     def fixed(self) -> bool:
@@ -103,8 +105,24 @@ class Vectorised(Engine):
             planned = self._planned(work.round, work.slots)
             tasks = self._tasks(work.round, planned, partial(self._fitting, work))
         self._expected = None
-        for task in tasks:
-            yield self._lane(work, task)
+        known = isinstance(tasks, list) and len(tasks) > 1
+        fit = known and sum(len(task.slots) / self._sizes[task.objective] for task in tasks) <= 1
+        for updates, private in self._abreast(work, tasks) if fit else (self._lane(work, task) for task in tasks):
+            self.keep(updates.slots, private)
+            yield updates
+
+    def _abreast(self, work: Work, tasks: Iterable[_Task]) -> list[tuple[Updates, Tensors]]:
+        """Lanes that fill the device only together, each on a stream of its own."""
+        here, done = torch.cuda.current_stream(self.device), []
+        for number, task in enumerate(tasks):
+            if number == len(self._streams):
+                self._streams.append(torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]
+            self._streams[number].wait_stream(here)
+            with torch.cuda.stream(self._streams[number]):
+                done.append(self._lane(work, task))
+        for aside, _ in zip(self._streams, done, strict=False):
+            here.wait_stream(aside)
+        return done
 
     def _planned(self, round: int, slots: Sequence[Slot]) -> list[_Planned]:
         planned = [
@@ -144,7 +162,8 @@ class Vectorised(Engine):
             abreast=len({len(rows[0]) for rows in batches}) == 1,
         )
 
-    def _lane(self, work: Work, task: _Task) -> Updates:
+    def _lane(self, work: Work, task: _Task) -> tuple[Updates, Tensors]:
+        """What a lane's slots send, and what they keep."""
         objective, slots = task.objective, task.slots
         one_base = len({slot.base for slot in slots}) == 1
         received = tensors.gather(work.shared, slots[0].base if one_base else self.where(slots)[1])
@@ -173,10 +192,9 @@ class Vectorised(Engine):
             losses[t, members] = lane.step(rows, task.keys[t, members], members, opening=alike and t == 0)
 
         reply = finish(self.plan, objective, received, lane.unload(), first.trained, task.counts, rate)
-        self.keep(slots, reply.private)
         order = torch.arange(task.longest, device=self.device)[:, None]
         last = (order >= task.counts - task.window) & (order < task.counts)
-        return Updates(
+        updates = Updates(
             slots=slots,
             shared=reply.shared,
             reported=reply.reported,
@@ -184,6 +202,7 @@ class Vectorised(Engine):
             steps=task.counts,
             loss=torch.where(last, losses, 0).sum(0) / task.window,
         )
+        return updates, reply.private
 
     def _fitting(self, work: Work, members: list[_Planned]) -> int:
         """How many slots to run at once: on a GPU no more than its free memory holds, by a measured trial of two."""
@@ -192,11 +211,9 @@ class Vectorised(Engine):
         objective = members[0].objective
         if objective not in self._sizes:
             trial = [m._replace(batches=m.batches[:1]) for m in members[:2]]
-            store, self.store = self.store, tensors.apply(Tensor.clone, self.store)
             torch.cuda.reset_peak_memory_stats(self.device)
             before = torch.cuda.memory_allocated(self.device)
             self._lane(work, self._task(work.round, trial))
-            self.store = store
             each = max(1, torch.cuda.max_memory_allocated(self.device) - before) / len(trial)
             self._lanes.popitem()  # the trial's
             torch.cuda.empty_cache()

@@ -15,7 +15,16 @@ class Net:
     which the step reads off afterwards; the tensors given are never written to."""
 
     def __init__(self, model: nn.Module, trained: Tensors, kept: Tensors) -> None:
-        self.model, self.trained, self.kept = model, trained, kept
+        self.model, self.kept = model, kept
+        self.trained = trained
+
+    @property
+    def trained(self) -> Tensors:
+        return self._trained
+
+    @trained.setter
+    def trained(self, trained: Tensors) -> None:
+        self._trained, self._read = trained, _rounded(self.model, trained)
 
     def __call__(
         self,
@@ -32,13 +41,23 @@ class Net:
         """The logits of several passes of as many images each, one after the other for the norms, but with every layer
         run once for all: weights are read, and their gradients written, once."""
         images, calls = zip(*passes, strict=True)
-        state = {**self.trained, **self.kept}
+        state = {**self._read, **self.kept}
         with passing(*calls):
             logits: Tensor = functional_call(self.model, state, (images[0] if len(images) == 1 else torch.cat(images),))
         if any(call.statistics == "batch" for call in calls):
             self.kept = {name: state[name] for name in self.kept}
         logits = logits.to(images[0].dtype)
         return [logits] if len(calls) == 1 else list(logits.chunk(len(calls)))
+
+
+def _rounded(model: nn.Module, trained: Tensors) -> Tensors:
+    """Weights as autocast hands them to the products they are for: rounded once, and not in every pass of an attack."""
+    device = next(iter(trained.values())).device.type if trained else "cpu"
+    if not torch.is_autocast_enabled(device):
+        return trained
+    products = {f"{n}.weight" for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
+    half = torch.get_autocast_dtype(device)
+    return {name: tensor.to(half) if name in products else tensor for name, tensor in trained.items()}
 
 
 class Mixture:

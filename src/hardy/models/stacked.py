@@ -30,12 +30,15 @@ class _Convolve(torch.autograd.Function):
     vmap makes grouped convolutions of many clients' layers. cuDNN's own kernels for their input gradient are slow,
     while adversarial training asks for little else: it is a convolution again, with the kernel turned round. For images
     of few channels all its kernels are slow, and both gradients are plain products with their windows, which are small.
+    A kernel of one pixel is a product throughout.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, padding: int) -> Tensor:
+        if weight.shape[-1] == 1:
+            return _unfolded(weight.flatten(1) @ x.flatten(2), x.shape)
         if odd := -x.shape[1] % 4:  # channels of nothing: with three, the matrix units would stand idle
             x, weight = F.pad(x, (0, 0, 0, 0, 0, odd)), F.pad(weight, (0, 0, 0, 0, 0, odd))
         return F.conv2d(x, weight, None, 1, padding)
@@ -62,6 +65,8 @@ _FEW = 4
 
 def _to_x(shape: torch.Size, weight: Tensor, gradient: Tensor, padding: int) -> Tensor:
     size = weight.shape[-1]
+    if size == 1:
+        return _unfolded(weight.flatten(1).T @ gradient.flatten(2), shape)
     if shape[1] <= _FEW:
         windows = torch.bmm(weight.flatten(1).T.expand(len(gradient), -1, -1), gradient.flatten(2))
         return F.fold(windows, shape[2:], size, padding=padding)
@@ -69,6 +74,10 @@ def _to_x(shape: torch.Size, weight: Tensor, gradient: Tensor, padding: int) -> 
         plain: Tensor = conv2d_input(shape, weight, gradient, 1, padding)  # type: ignore[no-untyped-call]
         return plain
     return _convolve(gradient, weight.flip(2, 3).transpose(0, 1), size - 1 - padding)
+
+
+def _unfolded(pixels: Tensor, shape: torch.Size) -> Tensor:
+    return pixels.view(*pixels.shape[:2], *shape[2:])
 
 
 def _one_for_all(weight: Tensor) -> bool:
@@ -83,6 +92,8 @@ def _one_for_all(weight: Tensor) -> bool:
 
 def _to_weight(x: Tensor, shape: torch.Size, gradient: Tensor, padding: int) -> Tensor:
     size = shape[-1]
+    if size == 1:
+        return (gradient.flatten(2) @ x.flatten(2).transpose(1, 2)).sum(0).view(shape)
     if shape[1] > _FEW:
         wide: Tensor = conv2d_weight(x, shape, gradient, 1, padding)  # type: ignore[no-untyped-call]
         return wide
