@@ -4,7 +4,8 @@ A grid names an experiment (a TOML beside it) and rows, each with its overrides,
 every row is run. Under [again] it may ask for further evaluations of the rows whose names match a pattern, with the
 options of hardy.evaluate (best = true: of the networks as they were at the best round on validation rows; fine_tune:
 after every client went on alone, with the options of Run.fine_tune). The results file is written after every row and
-rows already in it are skipped, so that a grid that was stopped goes on where it was.
+rows already in it are skipped, so that a grid that was stopped goes on where it was; with --runs it also goes on in the
+middle of a row, and its networks stay.
 """
 
 import argparse
@@ -14,6 +15,8 @@ import multiprocessing
 import re
 import time
 import tomllib
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,13 +33,15 @@ def every_row(grid: dict) -> list[tuple[str, list[str]]]:
     return [(f"{name}, seed {s}", [*own, f"seed={s}"]) for s in grid["seeds"] for name, own in grid["rows"].items()]
 
 
-def run_row(experiment: Path, data: str | None, again: dict[str, dict], row: tuple[str, list[str]]) -> tuple[str, dict]:
+def run_row(
+    experiment: Path, data: str | None, runs: Path | None, again: dict[str, dict], row: tuple[str, list[str]]
+) -> tuple[str, dict]:
     """A row's figures: the run's summary, standard accuracy over the rounds, and what it is evaluated by again."""
     name, overrides = row
     try:
         chosen = hardy.read(str(experiment), overrides)
-        with TemporaryDirectory() as folder:
-            run = hardy.fit(chosen, out=Path(folder) / "run", data_folder=data, quiet=True)
+        with nullcontext(runs) if runs else TemporaryDirectory() as folder:
+            run = fit_or_resume(chosen, Path(folder) / re.sub(r"[^\w.-]+", "_", name), data)
             table = run.folder / "settings.json"
             settings = json.loads(table.read_text())["settings"] if table.exists() else None
             lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
@@ -48,6 +53,15 @@ def run_row(experiment: Path, data: str | None, again: dict[str, dict], row: tup
     finally:  # nor must its memory, which other workers may need
         gc.collect()
         torch.cuda.empty_cache()
+
+
+def fit_or_resume(chosen: hardy.Experiment, folder: Path, data: str | None) -> hardy.Run:
+    if not (folder / "config.toml").exists():
+        return hardy.fit(chosen, out=folder, data_folder=data, quiet=True)
+    begun = hardy.read(str(folder / "config.toml"))
+    if replace(begun, engine=chosen.engine) != chosen:  # "auto" is kept as the engine it chose
+        raise hardy.HardyError(f"{folder} holds a run with other settings. Remove it, or name another folder.")
+    return hardy.resume(folder, data_folder=data, quiet=True)
 
 
 def evaluate_again(
@@ -65,6 +79,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--workers", type=int, default=1, help="rows at once; a GPU holds several small ones")
     parser.add_argument("--data", help="folder of data sets; default HARDY_DATA")
+    parser.add_argument("--runs", type=Path, help="folder that keeps the rows' run folders")
     parser.add_argument("--only", default="", help="rows whose name holds this text")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row after so many seconds")
     parser.add_argument("overrides", nargs="*", help="for all rows, such as rounds=10")
@@ -77,7 +92,8 @@ def main() -> None:
         if options.only in name and "error" in done.get(name, {"error": ""})
     ]
     began = time.perf_counter()
-    work = partial(run_row, options.grid.parent / grid["experiment"], options.data, grid.get("again", {}))
+    experiment = options.grid.parent / grid["experiment"]
+    work = partial(run_row, experiment, options.data, options.runs, grid.get("again", {}))
     with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
         waiting, running = list(reversed(rows)), []
         while waiting or running:

@@ -1,7 +1,9 @@
 """Every published experiment, and every row of every grid, can be read as it stands."""
 
+import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -48,3 +50,19 @@ def test_a_grid_runs_every_seed_fine_tunes_and_goes_on(tmp_path):
     found = json.loads(out.read_text())
     assert [found[f"a, seed {n}"]["seed"] for n in (0, 1)] == [0, 1]
     assert "fgsm" in found["a, seed 1"]["again"]["tuned"]["robust_accuracy"] and not found["a, seed 0"]["again"]
+
+
+def test_a_grid_goes_on_in_the_middle_of_a_row_and_keeps_its_networks(tmp_path):
+    spec = importlib.util.spec_from_file_location("grid", FOLDER / "grid.py")
+    grid = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(grid)
+    demo = Path(hardy.__file__).parent / "bundled" / "demo.toml"
+    tiny = ["rounds=3", "evaluation.every=1", "model.width=0.25", "data.limit=60", "checkpoint.every=1"]
+    whole = hardy.fit(hardy.read(str(demo), tiny), out=tmp_path / "a_b")
+    for newest in (tmp_path / "a_b" / "checkpoint").glob("round-000003"):  # as if it had been killed after round 2
+        shutil.rmtree(newest)
+    name, found = grid.run_row(demo, None, tmp_path, {}, ("a, b", tiny))
+    assert name == "a, b" and found["standard_accuracy"] == whole.summary()["standard_accuracy"]
+    assert len([line for line, _ in found["curve"]]) == 3 and hardy.load(tmp_path / "a_b").state.round == 3
+    _, found = grid.run_row(demo, None, tmp_path, {}, ("a, b", [*tiny, "seed=5"]))
+    assert "other settings" in found["error"]
