@@ -84,14 +84,12 @@ def test_a_convolution_knows_weights_that_all_slots_share(shared, monkeypatch):
 
 @pytest.mark.parametrize("second", ["clean", "adversarial"])
 @pytest.mark.parametrize("statistics", ["batch", "running"])
-@pytest.mark.parametrize("same", [True, False])
-def test_passes_together_are_passes_one_after_the_other(second, statistics, same):
+def test_passes_together_are_passes_one_after_the_other(second, statistics):
     """Logits, and statistics that the second pass moves on from where the first left them."""
     norm = BatchNorm(4, branches={"clean": Statistics, "adversarial": partial(Statistics, noise=0.1)})
     model = nn.Sequential(nn.Conv2d(1, 4, 3), norm, Dropout(0.5), nn.Flatten(), nn.Linear(64, 3)).double()
     trained = {name: value.detach() for name, value in model.named_parameters()}
     x, other = (torch.rand(5, 1, 6, 6, dtype=torch.float64) for _ in range(2))
-    other = x if same else other
     calls = Call("clean", "batch", torch.tensor(1)), Call(second, statistics, torch.tensor(2))
 
     one = Net(model, trained, {n: b.clone() for n, b in model.named_buffers()})
@@ -104,25 +102,6 @@ def test_passes_together_are_passes_one_after_the_other(second, statistics, same
     torch.testing.assert_close(together, apart)
     torch.testing.assert_close(two.kept, one.kept)
     assert not torch.equal(one.kept["1.clean.mean"], torch.zeros(4).double())
-
-
-def test_passes_of_the_same_images_share_the_layers_before_the_first_norm():
-    class Residual(nn.Sequential):
-        def forward(self, x):
-            return x + super().forward(x)
-
-    def norm():
-        return BatchNorm(4, branches={"clean": Statistics, "adversarial": Statistics})
-
-    block = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU())
-    calls, x = (Call("clean", "batch"), Call("adversarial", "running")), torch.rand(5, 1, 6, 6)
-    for inside, late in ((norm(), True), (nn.Sequential(nn.ReLU(), norm()), True), (Residual(norm()), False)):
-        model, seen = nn.Sequential(block, inside, nn.Flatten(), nn.Linear(64, 3)), []
-        block[0].register_forward_hook(lambda _, args, __, seen=seen: seen.append(len(args[0])))
-        net = Net(model, dict(model.named_parameters()), dict(model.named_buffers()))
-        logits = net.together(*((x, call) for call in calls))
-        assert seen == [5 if late else 10] and [len(own) for own in logits] == [5, 5]
-        assert not torch.equal(*logits)
 
 
 def test_a_norm_of_one_channel_is_that_of_the_others():

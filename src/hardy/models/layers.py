@@ -31,8 +31,6 @@ class Call:
     draws: int = 0
     parts: "tuple[Call, ...]" = ()
     """how each of as many equal parts of the batch is to be treated where images are not treated one by one"""
-    shared: int = 0
-    """the number of images, where all parts are of the same ones and are one until a layer treats them differently"""
 
 
 _current: ContextVar[Call] = ContextVar("hardy_call")
@@ -51,12 +49,11 @@ def calling(
 
 
 @contextmanager
-def passing(*calls: Call, shared: int = 0) -> Iterator[None]:
-    """Forward passes inside behave like this; with several calls the images of each are an equal part of the batch, or
-    all of it where they share so many."""
+def passing(*calls: Call) -> Iterator[None]:
+    """Forward passes inside behave like this; with several calls the images of each are an equal part of the batch."""
     forced = _forced.get()
     parts = tuple(replace(call, statistics=forced or call.statistics) for call in calls)
-    token = _current.set(parts[0] if len(parts) == 1 else Call(parts=parts, shared=shared))
+    token = _current.set(parts[0] if len(parts) == 1 else Call(parts=parts))
     try:
         yield
     finally:
@@ -68,17 +65,7 @@ def in_parts(layer: Callable[[Tensor, Call], Tensor], x: Tensor) -> Tensor:
     call = current()
     if not call.parts:
         return layer(x, call)
-    images = [x] * len(call.parts) if len(x) == call.shared else x.chunk(len(call.parts))
-    return torch.cat([layer(own, part) for own, part in zip(images, call.parts, strict=True)])
-
-
-def parts_late(model: nn.Module) -> bool:
-    """Whether all layers before the first that may treat equal images differently do nothing but follow each other."""
-    apart = BatchNorm | Dropout
-    for layer in model if type(model) is nn.Sequential else ():
-        if any(isinstance(inner, apart) for inner in layer.modules()):
-            return isinstance(layer, apart) or parts_late(layer)
-    return False
+    return torch.cat([layer(images, part) for images, part in zip(x.chunk(len(call.parts)), call.parts, strict=True)])
 
 
 _forced: ContextVar[UseStatistics | None] = ContextVar("hardy_forced", default=None)

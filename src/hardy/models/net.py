@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hardy.models.layers import Call, UseStatistics, forcing, parts_late, passing
+from hardy.models.layers import Call, UseStatistics, forcing, passing
 from hardy.tensors import Tensors
 
 
@@ -39,13 +39,11 @@ class Net:
 
     def together(self, *passes: tuple[Tensor, Call]) -> list[Tensor]:
         """The logits of several passes of as many images each, one after the other for the norms, but with every layer
-        run once for all: weights are read, and their gradients written, once. Passes of the same images are one up to
-        the first norm."""
+        run once for all: weights are read, and their gradients written, once."""
         images, calls = zip(*passes, strict=True)
-        state, first = {**self._read, **self.kept}, images[0]
-        same = all(x is first for x in images) and (len(images) == 1 or parts_late(self.model))
-        with passing(*calls, shared=len(first) if same else 0):
-            logits: Tensor = functional_call(self.model, state, (first if same else torch.cat(images),))
+        state = {**self._read, **self.kept}
+        with passing(*calls):
+            logits: Tensor = functional_call(self.model, state, (images[0] if len(images) == 1 else torch.cat(images),))
         if any(call.statistics == "batch" for call in calls):
             self.kept = {name: state[name] for name in self.kept}
         logits = logits.to(images[0].dtype)
