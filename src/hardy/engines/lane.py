@@ -27,9 +27,9 @@ class _Held(NamedTuple):
 class Lane:
     """The state of some slots, moved step by step; all but statistics in place.
 
-    On a GPU a step of the whole lane is captured as a CUDA graph the second time its shape is seen and replayed from
-    then on, since launching its thousand kernels one by one takes longer than running them. A captured step reads and
-    writes the same tensors for good: such a lane is `fixed`, and has all of its state in place.
+    On a GPU a step of the lane, or of so many of its slots, is captured as a CUDA graph the second time its shape is
+    seen and replayed from then on, since launching its thousand kernels one by one takes longer than running them. A
+    captured step reads and writes the same tensors for good: such a lane is `fixed`, and has all of its state in place.
     """
 
     def __init__(

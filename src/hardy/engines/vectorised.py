@@ -120,7 +120,7 @@ class Vectorised(Engine):
             self._streams[number].wait_stream(here)
             with torch.cuda.stream(self._streams[number]):
                 done.append(self._lane(work, task))
-        for aside, _ in zip(self._streams, done, strict=False):
+        for aside in self._streams[: len(done)]:
             here.wait_stream(aside)
         return done
 
