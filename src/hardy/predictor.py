@@ -68,7 +68,7 @@ class Predictor:
                     base.load()
             self.loaded = [base.held for base in self._here]
             nets = [base.net for base in self._here]
-            self.mixture = Mixture(nets, statistics="batch" if norm.serving == "batch" else "running")
+            self.mixture = Mixture(nets, statistics="images" if norm.serving == "batch" else "running")
             self.width = width
         if robustness is not None:
             self.robustness = robustness

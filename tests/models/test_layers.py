@@ -104,6 +104,17 @@ def test_passes_together_are_passes_one_after_the_other(second, statistics):
     assert not torch.equal(one.kept["1.clean.mean"], torch.zeros(4).double())
 
 
+def test_images_are_normalised_by_each_other_and_nothing_moves():
+    x, norm = torch.randn(6, 4, 3, 3, dtype=torch.float64), BatchNorm(4).double()
+    with calling(branch="clean", statistics="images", key=None):
+        found = norm(x)
+        apart = torch.vmap(norm)(x.view(2, 3, 4, 3, 3))
+        assert norm.clean.mean.eq(0).all() and norm.clean.var.eq(1).all()
+    with calling(branch="clean", statistics="batch", key=None):
+        torch.testing.assert_close(found, norm(x))
+        torch.testing.assert_close(apart[1], norm(x[3:]))
+
+
 def test_a_norm_of_one_channel_is_that_of_the_others():
     x = torch.rand(6, 2, 3, 3, dtype=torch.float64)
     found = []

@@ -27,6 +27,7 @@ from hardy.parts.budget import exponential, groups, log_normal, steps, with_capa
 from hardy.parts.norm import batch, dual
 from hardy.parts.objective import cross_entropy
 from hardy.robustness.attacks import pgd
+from hardy.robustness.autoattack import fab
 from hardy.robustness.evaluate import Branches, Deployed
 from hardy.server import Cohort
 from hardy.tensors import gather, select
@@ -192,6 +193,8 @@ def test_served_by_the_batch_an_attack_faces_all_rows_and_the_red_flag_goes_up()
     standing = deployed.standing()
     left = deployed.attacked(pgd(epsilon=0.0, steps=1), standing, torch.tensor(0))
     assert [m.tolist() for m in left] == [m.tolist() for m in standing]
+    stages = deployed.attacked(fab(targets=2, steps=2), standing, torch.tensor(0))
+    assert all((after <= before).all() for after, before in zip(stages, standing, strict=True))
     found = evaluation.evaluate(run, "fgsm", quiet=True)
     assert "batch_dependent" in {flag["name"] for flag in found["flags"]}
 

@@ -13,6 +13,7 @@ from hardy import random
 from hardy.data.sources import load
 from hardy.errors import HardyError
 from hardy.models import mlp
+from hardy.models.layers import BatchNorm, calling
 from hardy.robustness.attacks import pgd
 from hardy.robustness.autoattack import apgd, auto_attack, checkpoints, dlr, fab, to_plane
 from hardy.robustness.geometry import length, project, steepest
@@ -22,9 +23,9 @@ BALLS = {"linf": 0.1, "l2": 0.5}
 ball = pytest.mark.parametrize("ball", BALLS)
 
 
-def small_net(seed: int, classes: int = 5) -> nn.Module:
+def small_net(seed: int, classes: int = 5, norm=nn.Identity) -> nn.Module:
     torch.manual_seed(seed)
-    return mlp(hidden=(12,), norm=nn.Identity, shape=(1, 4, 4), classes=classes).double()
+    return mlp(hidden=(12,), norm=norm, shape=(1, 4, 4), classes=classes).double()
 
 
 def images(count: int, net: nn.Module, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -183,6 +184,33 @@ def test_vmap_over_clients_equals_the_loop(attack, ball):
     together = torch.vmap(one)(params, buffers, *map(torch.stack, zip(*batches, strict=True)), keys)
     for net, found, (x, y), key in zip(nets, together, batches, keys, strict=True):
         torch.testing.assert_close(found, attack.perturb(net, x, y, key), rtol=0, atol=1e-9)
+
+
+@ball
+@pytest.mark.parametrize("attack", [apgd(loss="dlr", targeted=3, steps=6, restarts=2), fab(targets=3, steps=6)])
+@pytest.mark.parametrize("statistics", ["running", "images"])
+def test_targets_at_once_are_targets_in_turn(attack, ball, statistics, monkeypatch):
+    """Each meets the images as if it were alone, also where a norm makes images depend on each other."""
+    net = small_net(3, norm=BatchNorm)
+    attack = replace(attack, epsilon=BALLS[ball], ball=ball)
+
+    def forward(z):
+        with calling(branch="clean", statistics=statistics, key=None):
+            return net(z.square())  # not linear, or a step would end on a boundary and rounding decide
+
+    x, y = images(8, forward)
+    at_once = attack.perturb(forward, x, y, torch.tensor(5))
+
+    def in_turn(function):
+        def each(*targets):
+            found = [function(*given) for given in zip(*targets, strict=True)]
+            return tuple(torch.stack(values) for values in zip(*found, strict=True))
+
+        return each
+
+    monkeypatch.setattr(torch, "vmap", in_turn)
+    torch.testing.assert_close(at_once, attack.perturb(forward, x, y, torch.tensor(5)), rtol=0, atol=1e-9)
+    assert (at_once != x).any() and attack.abreast == 3
 
 
 def test_auto_attack_keeps_the_first_success():

@@ -42,6 +42,8 @@ class Lane:
         """by the number of slots, their batch size and whether they open a round"""
         self.pool: Any = None
         """memory of all its graphs: they run one after another, and what one leaves is read before the next"""
+        self.stream: torch.cuda.Stream | None = None
+        """on which they are captured: graphs captured on one stream share a workspace of cuBLAS (pytorch#193402)"""
 
     def load(self, received: Tensors, state: State, rate: Tensor, *, opening: bool) -> None:
         """Starts a round. Slots that open it together read what they received from one place; their own weights are
@@ -69,7 +71,8 @@ class Lane:
         given = (rows, key) if isinstance(members, slice) else (rows, key, members)
         if self.held.rate.is_cuda and seen in self.graphs:
             self.pool = self.pool or torch.cuda.graph_pool_handle()
-            graph = self.graphs[seen] = self.graphs[seen] or _Graph(moved, given, self.pool)
+            self.stream = self.stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            graph = self.graphs[seen] = self.graphs[seen] or _Graph(moved, given, self.pool, self.stream)
             return graph.replay(given)
         self.graphs[seen] = None
         return moved(*given)
@@ -116,12 +119,14 @@ class Lane:
 class _Graph:
     """One captured step of a lane, for which libraries have picked their kernels when it was not captured yet."""
 
-    def __init__(self, step: Callable[..., Tensor], inputs: tuple[Tensor, ...], pool: Any) -> None:
+    def __init__(
+        self, step: Callable[..., Tensor], inputs: tuple[Tensor, ...], pool: Any, stream: torch.cuda.Stream
+    ) -> None:
         self.inputs = tuple(tensor.clone() for tensor in inputs)
         self.graph = torch.cuda.CUDAGraph()
         gc.disable()  # freeing an old graph or tensor in the middle would void the capture
         try:
-            with torch.cuda.graph(self.graph, pool=pool):
+            with torch.cuda.graph(self.graph, pool=pool, stream=stream):
                 self.loss = step(*self.inputs)
         finally:
             gc.enable()

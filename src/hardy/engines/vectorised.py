@@ -84,8 +84,6 @@ class Vectorised(Engine):
         self._lanes: dict[_Key, Lane] = {}
         """in the order in which they were last used"""
         self._expected: tuple[int, list[Slot], list[_Task]] | None = None
-        self._streams: list[torch.cuda.Stream] = []
-        """for lanes side by side"""
 
     @property
     def fixed(self) -> bool:
@@ -105,24 +103,10 @@ class Vectorised(Engine):
             planned = self._planned(work.round, work.slots)
             tasks = self._tasks(work.round, planned, partial(self._fitting, work))
         self._expected = None
-        known = isinstance(tasks, list) and len(tasks) > 1
-        fit = known and sum(len(task.slots) / self._sizes[task.objective] for task in tasks) <= 1
-        for updates, private in self._abreast(work, tasks) if fit else (self._lane(work, task) for task in tasks):
-            self.keep(updates.slots, private)
+        for task in tasks:
+            updates, private = self._lane(work, task)
+            self.keep(task.slots, private)
             yield updates
-
-    def _abreast(self, work: Work, tasks: Iterable[_Task]) -> list[tuple[Updates, Tensors]]:
-        """Lanes that fill the device only together, each on a stream of its own."""
-        here, done = torch.cuda.current_stream(self.device), []
-        for number, task in enumerate(tasks):
-            if number == len(self._streams):
-                self._streams.append(torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]
-            self._streams[number].wait_stream(here)
-            with torch.cuda.stream(self._streams[number]):
-                done.append(self._lane(work, task))
-        for aside in self._streams[: len(done)]:
-            here.wait_stream(aside)
-        return done
 
     def _planned(self, round: int, slots: Sequence[Slot]) -> list[_Planned]:
         planned = [
@@ -226,6 +210,7 @@ class Vectorised(Engine):
         """The lane of these slots if there is one, which has its steps captured; the new one if not. Where memory is
         short, those that were not used for longest go."""
         if key not in self._lanes and self.device.type == "cuda":
+            gc.collect()  # graphs of engines that are no more: when freed later they may take memory of new ones along
             torch.cuda.empty_cache()
             needed = _SPARE * self._each.get(key[0], 0.0) * key[1]
             while self._lanes and torch.cuda.mem_get_info(self.device)[0] < needed:

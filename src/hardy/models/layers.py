@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from hardy import random
 
-UseStatistics = Literal["batch", "running"]
+UseStatistics = Literal["batch", "running", "images"]
+"""normalise by the batch and move the running ones; by the running ones; by the batch and leave the running ones"""
 
 
 @dataclass
@@ -43,8 +44,8 @@ def current() -> Call:
 def calling(
     *, branch: str, statistics: UseStatistics, key: Tensor | None, robustness: float | Tensor | None = None
 ) -> AbstractContextManager[None]:
-    """Sets branch, statistics (batch: normalise by the batch and move the running ones; running: leave them), the key
-    of dropout (None: no dropout) and robustness λ (None: the branch alone; else a mix of branches at every layer)."""
+    """Sets branch, statistics, the key of dropout (None: no dropout) and robustness λ (None: the branch alone; else a
+    mix of branches at every layer)."""
     return passing(Call(branch, statistics, key, robustness))
 
 
@@ -222,7 +223,10 @@ class BatchNorm(Affine):
         kept, affine = self._branch(call.branch)
         if call.statistics == "running":
             return scale_and_shift(x, kept.mean, kept.var, affine, self.eps)
-        out = kept.normalise(x if self.gain == 1.0 else x * self.gain, affine, self.eps)
+        x = x if self.gain == 1.0 else x * self.gain
+        if call.statistics == "images":
+            return scale_and_shift(x, *_moments(x, kept.mean.dtype), affine, self.eps)
+        out = kept.normalise(x, affine, self.eps)
         kept.blur(call)
         return out
 

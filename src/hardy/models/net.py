@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hardy.models.layers import Call, UseStatistics, forcing, passing
+from hardy.models.layers import Call, UseStatistics, passing
 from hardy.tensors import Tensors
 
 
@@ -63,13 +63,12 @@ def _rounded(model: nn.Module, trained: Tensors) -> Tensors:
 class Mixture:
     """Networks that answer together: the mean of their logits. It is called like one Net, in inference only.
 
-    With statistics "batch" the images of a call are normalised by each other.
+    With statistics "images" those of a call are normalised by each other.
     """
 
     def __init__(self, nets: Sequence[Net], statistics: UseStatistics = "running") -> None:
         self.nets, self.statistics = list(nets), statistics
 
     def __call__(self, x: Tensor, *, branch: str = "clean", robustness: float | Tensor | None = None) -> Tensor:
-        with forcing(self.statistics):  # and not as an argument: what the batch moves is not kept
-            answers = [net(x, branch=branch, robustness=robustness) for net in self.nets]
+        answers = [net(x, branch=branch, statistics=self.statistics, robustness=robustness) for net in self.nets]
         return answers[0] if len(answers) == 1 else torch.stack(answers).mean(0)

@@ -52,6 +52,11 @@ class Attack:
         """Forward-and-backward passes over the images it makes, for the count of MACs."""
         return 1
 
+    @property
+    def abreast(self) -> int:
+        """Points it climbs from at once, an image."""
+        return 1
+
     common = False
     """whether it is found for the images of all clients together"""
 

@@ -33,10 +33,10 @@ def _of(logits: Tensor, label: Tensor) -> Tensor:
     return logits.gather(1, label[:, None])[:, 0]
 
 
-def _likeliest_wrong(logits: Tensor, y: Tensor, count: int) -> tuple[Tensor, ...]:
-    """The `count` most likely wrong classes (all, if there are fewer), one [N] tensor each."""
+def _likeliest_wrong(logits: Tensor, y: Tensor, count: int) -> Tensor:
+    """The `count` most likely wrong classes (all, if there are fewer), [T, N]."""
     wrong = logits.scatter(1, y[:, None], -torch.inf)
-    return wrong.topk(min(count, logits.shape[1] - 1)).indices.unbind(1)
+    return wrong.topk(min(count, logits.shape[1] - 1)).indices.T
 
 
 def dlr(logits: Tensor, y: Tensor, target: Tensor | None = None) -> Tensor:
@@ -86,7 +86,7 @@ class APGD(Attack):
     """starts a target"""
     loss: Literal["cross_entropy", "dlr"] = "cross_entropy"
     targeted: int = 0
-    """wrong classes to aim at in turn, the likeliest first; 0: just away from the true one"""
+    """wrong classes to aim at, the likeliest first, all at once; 0: just away from the true one"""
     rho: float = 0.75
     """ρ, the share of steps that must raise the loss to keep their size"""
 
@@ -97,17 +97,30 @@ class APGD(Attack):
         if self.targeted and self.loss != "dlr":
             raise HardyError(f"targeted is {self.targeted} with loss {self.loss!r}; set loss='dlr' or targeted=0.")
 
+    @property
+    def abreast(self) -> int:
+        return max(1, self.targeted)
+
     @torch.no_grad()
     def perturb(self, forward: Forward, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
         """Of all points visited, a misclassified one if there is any, and of those that with the greatest loss."""
         logits = forward(x)
         self._require_classes(logits.shape[1])
         best = _Point(x, x, torch.full_like(logits[:, 0], -torch.inf), logits.argmax(1) != y)
-        targets = _likeliest_wrong(logits, y, self.targeted) if self.targeted else (None,)
-        for number, target in enumerate(targets):
+
+        def climb(key: Tensor, target: Tensor | None = None) -> _Point:
+            found = best
             for restart in range(self.restarts):
-                start = random_start(random.fold(key, number, restart), x, self.epsilon, self.ball)
-                best = self._climb(partial(self._look, forward, y, target), x, start, best)
+                start = random_start(random.fold(key, restart), x, self.epsilon, self.ball)
+                found = self._climb(partial(self._look, forward, y, target), x, start, found)
+            return found
+
+        if not self.targeted:
+            return climb(random.fold(key, 0)).x
+        targets = _likeliest_wrong(logits, y, self.targeted)
+        keys = random.fold(key, torch.arange(len(targets), device=x.device))
+        for found in map(_Point, *torch.vmap(climb)(keys, targets)):
+            best = found.where(found.beats(best), best)
         return best.x
 
     def _require_classes(self, given: int) -> None:
@@ -191,7 +204,7 @@ class FAB(Attack):
     ball: Ball = "linf"
     steps: int = 100
     targets: int = 9
-    """wrong classes to aim at in turn, the likeliest first"""
+    """wrong classes to aim at, the likeliest first, all at once"""
     alpha_max: float = 0.1
     """α_max, the most weight on the step from the original image"""
     eta: float = 1.05
@@ -204,20 +217,29 @@ class FAB(Attack):
         if self.targets < 1:
             raise HardyError(f"targets is {self.targets}; it must be 1 or more.")
 
+    @property
+    def abreast(self) -> int:
+        return self.targets
+
     @torch.no_grad()
     def perturb(self, forward: Forward, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
         """The nearest misclassified point found, or x where none is in the ball. It starts at x and draws nothing."""
         logits = forward(x)
-        found, distance = x, torch.where(logits.argmax(1) != y, 0.0, torch.inf).to(x.dtype)
-        for target in _likeliest_wrong(logits, y, self.targets):
-            at = x
+        held = x, torch.where(logits.argmax(1) != y, 0.0, torch.inf).to(x.dtype)
+
+        def nearest(target: Tensor) -> tuple[Tensor, Tensor]:
+            (found, distance), at = held, x
             for _ in range(self.steps):
                 at = self._step(forward, x, y, target, at)
                 wrong, away = forward(at).argmax(1) != y, length(at - x, self.ball).flatten()
                 nearer = wrong & (away < distance)
                 found, distance = _where(nearer, at, found), torch.where(nearer, away, distance)
                 at = _where(wrong, (1 - self.beta) * x + self.beta * at, at)
-        return _where(distance <= self.epsilon, found, x)
+            return found, distance
+
+        found, distances = torch.vmap(nearest)(_likeliest_wrong(logits, y, self.targets))
+        distance, first = distances.min(0)
+        return _where(distance <= self.epsilon, found[first, torch.arange(len(x), device=x.device)], x)
 
     def _step(self, forward: Forward, x: Tensor, y: Tensor, target: Tensor, at: Tensor) -> Tensor:
         """Past the boundary as linearised at `at`: from there, and a little from x, so as to stay near it."""

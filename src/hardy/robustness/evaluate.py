@@ -82,14 +82,9 @@ class Deployed:
             self.own = torch.vmap(lambda own: [tensors.select(b, own) for b in serve({**common, **own})])(own)
         self.together = norm.serving == "batch"
         """whether a client's rows are normalised by each other"""
-        clients = engine.data.clients
         if norm.serving == "post":
             self._measure()
-        elif self.together:  # statistics that a pass moves must be each client's own under vmap
-            for common, mine in zip(self.common, self.own, strict=True):
-                held = {n: common[n] for n in plan.kept if n in common}
-                mine |= tensors.apply(lambda t: t.expand(len(clients), *t.shape), held)
-        self.rows = [getattr(client, part)[:limit] for client in clients]
+        self.rows = [getattr(client, part)[:limit] for client in engine.data.clients]
 
     @property
     def alike(self) -> bool:
@@ -102,7 +97,7 @@ class Deployed:
         for base, mine in zip(common, own, strict=True):
             held = {**base, **mine}
             nets.append(Net(plan.model, tensors.select(held, plan.trained), tensors.select(held, plan.kept)))
-        return Mixture(nets, statistics="batch" if self.together else "running")
+        return Mixture(nets, statistics="images" if self.together else "running")
 
     def _measure(self) -> None:
         """Every client's own statistics, as its training rows have them."""
@@ -117,10 +112,17 @@ class Deployed:
             own |= tensors.stack(measured)
 
     def ask(
-        self, rows: Sequence[Rows], judge: Judge, key: Tensor, *, joint: bool = False, common: bool = False
+        self,
+        rows: Sequence[Rows],
+        judge: Judge,
+        key: Tensor,
+        *,
+        points: int = _POINTS,
+        joint: bool = False,
+        common: bool = False,
     ) -> list[Mask]:
-        """What the judge says of each client's rows. `joint`: all rows of a client in one call, and only those; and
-        `common`: those of all clients."""
+        """What the judge says of each client's rows, so many in one call. `joint`: all rows of a client in one call,
+        and only those; and `common`: those of all clients."""
         joint = joint or self.together
         if common:
             refuse_common(self.engine.plan)
@@ -128,19 +130,28 @@ class Deployed:
             raise HardyError("norm serving is 'batch', but a client has 1 row, which has no statistics; it needs 2.")
         if common or (self.alike and not joint):  # clients that differ in nothing are one: their rows run together
             every = np.concatenate(rows)
-            merged = self._table([every], [0], judge, key, len(every) if joint else _POINTS)[0]
+            merged = self._table([every], [0], judge, key, points, whole=joint)[0]
             return np.split(merged, np.cumsum([len(r) for r in rows])[:-1])
         if not joint:
-            return self._table(rows, range(len(rows)), judge, key, _POINTS)
+            return self._table(rows, range(len(rows)), judge, key, points)
         found: list[Mask] = [np.zeros(0, dtype=bool)] * len(rows)
         for size in {len(r) for r in rows}:
             alike = [client for client, r in enumerate(rows) if len(r) == size]
-            table = self._table([rows[c] for c in alike], alike, judge, key, max(1, size))
+            table = self._table([rows[c] for c in alike], alike, judge, key, points, whole=True)
             for client, mask in zip(alike, table, strict=True):
                 found[client] = mask
         return found
 
-    def _table(self, rows: Sequence[Rows], clients: Sequence[int], judge: Judge, key: Tensor, width: int) -> list[Mask]:
+    def _table(
+        self,
+        rows: Sequence[Rows],
+        clients: Sequence[int],
+        judge: Judge,
+        key: Tensor,
+        points: int,
+        *,
+        whole: bool = False,
+    ) -> list[Mask]:
         """Runs groups of rows side by side; short ones are padded, which running statistics do not mind."""
         engine = self.engine
 
@@ -155,8 +166,8 @@ class Deployed:
         who = torch.tensor(clients, device=engine.device)
         own = [tensors.gather(base, who) for base in self.own]
         keys = random.fold(key.to(engine.device), who)
-        width = max(1, min(longest, width))
-        lane = max(1, _POINTS // width)
+        width = max(1, longest if whole else min(longest, points))
+        lane = max(1, points // width)
         found = torch.zeros(padded.shape, dtype=torch.bool, device=engine.device)
         for first in range(0, len(rows), lane):
             group = slice(first, first + lane)
@@ -199,7 +210,8 @@ class Deployed:
             return self.ask(self.rows, judge, key, joint=True, common=attack.common)
         if self.together:  # leaving out the fallen would change the statistics of the others
             return [s & h for s, h in zip(standing, self.ask(self.rows, judge, key), strict=True)]
-        hits = self.ask([r[s] for r, s in zip(self.rows, standing, strict=True)], judge, key)
+        upright = [r[s] for r, s in zip(self.rows, standing, strict=True)]
+        hits = self.ask(upright, judge, key, points=max(1, _POINTS // attack.abreast))
         left = [mask.copy() for mask in standing]
         for mask, hit in zip(left, hits, strict=True):
             mask[mask] = hit
