@@ -71,7 +71,7 @@ class Lane:
         given = (rows, key) if isinstance(members, slice) else (rows, key, members)
         if self.held.rate.is_cuda and seen in self.graphs:
             self.pool = self.pool or torch.cuda.graph_pool_handle()
-            self.stream = self.stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self.stream = self.stream or torch.cuda.Stream(rows.device)  # type: ignore[no-untyped-call]
             graph = self.graphs[seen] = self.graphs[seen] or _Graph(moved, given, self.pool, self.stream)
             return graph.replay(given)
         self.graphs[seen] = None
