@@ -36,23 +36,32 @@ def every_row(grid: dict) -> list[tuple[str, list[str]]]:
 def run_row(
     experiment: Path, data: str | None, runs: Path | None, again: dict[str, dict], row: tuple[str, list[str]]
 ) -> tuple[str, dict]:
-    """A row's figures: the run's summary, standard accuracy over the rounds, and what it is evaluated by again."""
+    """A row's name and figures."""
     name, overrides = row
     try:
-        chosen = hardy.read(str(experiment), overrides)
+        wanted = {title: how for title, how in again.items() if re.search(how["rows"], name)}
         with nullcontext(runs) if runs else TemporaryDirectory() as folder:
-            run = fit_or_resume(chosen, Path(folder) / re.sub(r"[^\w.-]+", "_", name), data)
-            table = run.folder / "settings.json"
-            settings = json.loads(table.read_text())["settings"] if table.exists() else None
-            lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-            more = {t: evaluate_again(run, data, **how) for t, how in again.items() if re.search(how["rows"], name)}
-        curve = [(n["round"], round(n["standard_accuracy"]["mean"], 4)) for n in lines if n.get("standard_accuracy")]
-        return name, {"overrides": overrides, "curve": curve, "settings": settings, "again": more, **run.summary()}
+            place = Path(folder) / re.sub(r"[^\w.-]+", "_", name)
+            return name, {
+                "overrides": overrides,
+                **figures(hardy.read(str(experiment), overrides), place, data, wanted),
+            }
     except Exception as error:  # a row that fails must not take the others with it
         return name, {"overrides": overrides, "error": f"{type(error).__name__}: {error}"}
     finally:  # nor must its memory, which other workers may need
         gc.collect()
         torch.cuda.empty_cache()
+
+
+def figures(chosen: hardy.Experiment, folder: Path, data: str | None, again: dict[str, dict]) -> dict:
+    """The run's summary, standard accuracy over the rounds, and what it is evaluated by again."""
+    run = fit_or_resume(chosen, folder, data)
+    table = run.folder / "settings.json"
+    settings = json.loads(table.read_text())["settings"] if table.exists() else None
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    more = {title: evaluate_again(run, data, **how) for title, how in again.items()}
+    curve = [(n["round"], round(n["standard_accuracy"]["mean"], 4)) for n in lines if n.get("standard_accuracy")]
+    return {"curve": curve, "settings": settings, "again": more, **run.summary()}
 
 
 def fit_or_resume(chosen: hardy.Experiment, folder: Path, data: str | None) -> hardy.Run:
