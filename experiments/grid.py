@@ -39,13 +39,11 @@ def run_row(
     """A row's name and figures."""
     name, overrides = row
     try:
+        chosen = hardy.read(str(experiment), overrides)
         wanted = {title: how for title, how in again.items() if re.search(how["rows"], name)}
         with nullcontext(runs) if runs else TemporaryDirectory() as folder:
             place = Path(folder) / re.sub(r"[^\w.-]+", "_", name)
-            return name, {
-                "overrides": overrides,
-                **figures(hardy.read(str(experiment), overrides), place, data, wanted),
-            }
+            return name, {"overrides": overrides, **figures(chosen, place, data, wanted)}
     except Exception as error:  # a row that fails must not take the others with it
         return name, {"overrides": overrides, "error": f"{type(error).__name__}: {error}"}
     finally:  # nor must its memory, which other workers may need
@@ -114,15 +112,15 @@ def main() -> None:
             time.sleep(0.2)
             for result in [r for r in running if r.ready()]:
                 running.remove(result)
-                name, figures = result.get()
-                done[name] = figures
+                name, found = result.get()
+                done[name] = found
                 options.out.write_text(json.dumps(done, indent=1))
-                print(name, figures.get("error") or _short(figures), flush=True)
+                print(name, found.get("error") or _short(found), flush=True)
 
 
-def _short(figures: dict) -> str:
-    robust = " ".join(f"{threat} {value['mean']:.1%}" for threat, value in figures["robust_accuracy"].items())
-    return f"{figures['standard_accuracy']['mean']:.1%} {robust} in {figures['seconds']:.0f} s"
+def _short(found: dict) -> str:
+    robust = " ".join(f"{threat} {value['mean']:.1%}" for threat, value in found["robust_accuracy"].items())
+    return f"{found['standard_accuracy']['mean']:.1%} {robust} in {found['seconds']:.0f} s"
 
 
 if __name__ == "__main__":
