@@ -42,6 +42,8 @@ class Case:
     training: Training
     checks: dict[str, tuple[int, int, float]]
     """by precision: rounds, seeds, and the largest difference that is fine"""
+    lanes: tuple[int | None, ...] = (None,)
+    """most slots at once, by seed: in lanes of 16 several groups of clients share one set of captured steps"""
 
 
 SMALL = Case(
@@ -61,6 +63,7 @@ LARGE = Case(
     cohort=Cohort(),
     training=Training(rate=0.01, batch=32, epochs=1),
     checks={"float32": (3, 2, 1e-2), "bfloat16": (3, 2, 1e-2)},
+    lanes=(None, 16),
 )
 
 
@@ -101,7 +104,7 @@ def difference(case: Case, name: str, precision: str, rounds: int, seed: int) ->
             seed=seed,
             cohort=case.cohort,
             training=case.training,
-            engine=EngineChoice(name=engine, precision=precision),
+            engine=EngineChoice(name=engine, precision=precision, lane=case.lanes[seed % len(case.lanes)]),
         )
         with capturing(captured):
             run = hardy.fit(chosen, method=make(**options), model=case.model, data=clients(case), quiet=True)
