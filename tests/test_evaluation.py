@@ -1,6 +1,7 @@
 """Evaluation: every client as deployed, engines alike, resumable, honest about branches."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -14,8 +15,11 @@ from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.evaluation import evaluate
 from hardy.models import tiny_cnn
+from hardy.papers.fedbn import local
 from hardy.parts.adversarial import adversarial
-from hardy.parts.norm import dual
+from hardy.parts.norm import batch, dual
+from hardy.robustness import evaluate as evaluating
+from hardy.robustness.autoattack import fab
 from hardy.robustness.evaluate import Branches, Deployed
 from hardy.robustness.threats import parse
 
@@ -59,6 +63,22 @@ def test_a_common_shift_is_found_on_all_images_at_once(run):
         evaluate(run, "affine@0.5,1,common=true", checks=False, quiet=True)
     with pytest.raises(HardyError, match="'fedbn' each has its own"):
         fit(papers.fedbn(), evaluation=EvaluationChoice(threats=("affine@0.5,1,common=true",)))
+
+
+@pytest.mark.parametrize("norm", [local(), batch(), batch(serving="batch")])
+def test_a_call_holds_no_more_points_than_it_may(norm, monkeypatch):
+    """Of all clients in it, and all classes that an attack aims at; but a client normalised by its batch is not cut."""
+    one = fit(papers.fedavg(norm=norm), rounds=1, engine=VECTORISED)
+    deployed = Deployed(one.engine, one.state, "test", Branches(), None)
+    held, mapped = [], one.engine.map
+    monkeypatch.setattr(
+        one.engine, "map", lambda f, c, o, x, *rest: held.append(x.shape[:2]) or mapped(f, c, o, x, *rest)
+    )
+    monkeypatch.setattr(evaluating, "_POINTS", 14)
+    everybody = [np.ones(len(rows), dtype=bool) for rows in deployed.rows]
+    deployed.attacked(fab(targets=2, steps=1), everybody, torch.tensor(0))
+    assert sum(map(math.prod, held)) >= sum(len(rows) for rows in deployed.rows)
+    assert all(clients * rows <= 7 or (clients == 1 and deployed.together) for clients, rows in held)
 
 
 def test_each_client_is_served_by_its_own_tensors(run):

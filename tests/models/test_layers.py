@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from hardy.errors import HardyError
 from hardy.models import stacked
 from hardy.models.layers import BatchNorm, Call, Dropout, Statistics, calling
 from hardy.models.net import Net
@@ -113,6 +114,8 @@ def test_images_are_normalised_by_each_other_and_nothing_moves():
     with calling(branch="clean", statistics="batch", key=None):
         torch.testing.assert_close(found, norm(x))
         torch.testing.assert_close(apart[1], norm(x[3:]))
+    with calling(branch="clean", statistics="images", key=None), pytest.raises(HardyError, match="needs 2"):
+        norm(x[:1, :, :1, :1])
 
 
 def test_a_norm_of_one_channel_is_that_of_the_others():

@@ -193,8 +193,13 @@ def test_served_by_the_batch_an_attack_faces_all_rows_and_the_red_flag_goes_up()
     standing = deployed.standing()
     left = deployed.attacked(pgd(epsilon=0.0, steps=1), standing, torch.tensor(0))
     assert [m.tolist() for m in left] == [m.tolist() for m in standing]
-    stages = deployed.attacked(fab(targets=2, steps=2), standing, torch.tensor(0))
-    assert all((after <= before).all() for after, before in zip(stages, standing, strict=True))
+    near, client = fab(targets=2, steps=5, epsilon=0.5), run.engine.data.clients[1]
+    left = deployed.attacked(near, standing, torch.tensor(0))
+    x = run.engine.resident.images("test", torch.from_numpy(client.test))
+    y = run.engine.resident.y["test"][torch.from_numpy(client.test)]
+    network = deployed.network(deployed.common, deployed.own)
+    alone = network(near.perturb(network, x, y, torch.tensor(0))).argmax(1) == y
+    assert (alone.numpy() & standing[1]).tolist() == left[1].tolist() != standing[1].tolist()
     found = evaluation.evaluate(run, "fgsm", quiet=True)
     assert "batch_dependent" in {flag["name"] for flag in found["flags"]}
 

@@ -210,7 +210,7 @@ def test_targets_at_once_are_targets_in_turn(attack, ball, statistics, monkeypat
 
     monkeypatch.setattr(torch, "vmap", in_turn)
     torch.testing.assert_close(at_once, attack.perturb(forward, x, y, torch.tensor(5)), rtol=0, atol=1e-9)
-    assert (at_once != x).any() and attack.abreast == 3
+    assert (at_once != x).any() and attack.points == 3
 
 
 def test_auto_attack_keeps_the_first_success():

@@ -43,7 +43,8 @@ class Lane:
         self.pool: Any = None
         """memory of all its graphs: they run one after another, and what one leaves is read before the next"""
         self.stream: torch.cuda.Stream | None = None
-        """on which they are captured: graphs captured on one stream share a workspace of cuBLAS (pytorch#193402)"""
+        """on which they are captured: graphs captured on one stream share a workspace of cuBLAS, which must not be used
+        by two at once, and which the first that is freed may take along (pytorch#193402). Torch has 32 of them."""
 
     def load(self, received: Tensors, state: State, rate: Tensor, *, opening: bool) -> None:
         """Starts a round. Slots that open it together read what they received from one place; their own weights are

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hardy import random
+from hardy.errors import HardyError
 
 UseStatistics = Literal["batch", "running", "images"]
 """normalise by the batch and move the running ones; by the running ones; by the batch and leave the running ones"""
@@ -225,6 +226,8 @@ class BatchNorm(Affine):
             return scale_and_shift(x, kept.mean, kept.var, affine, self.eps)
         x = x if self.gain == 1.0 else x * self.gain
         if call.statistics == "images":
+            if x.numel() == x.shape[1]:
+                raise HardyError("a norm served by the batch was given 1 image, which has no statistics; it needs 2.")
             return scale_and_shift(x, *_moments(x, kept.mean.dtype), affine, self.eps)
         out = kept.normalise(x, affine, self.eps)
         kept.blur(call)

@@ -63,7 +63,7 @@ def _rounded(model: nn.Module, trained: Tensors) -> Tensors:
 class Mixture:
     """Networks that answer together: the mean of their logits. It is called like one Net, in inference only.
 
-    With statistics "images" those of a call are normalised by each other.
+    With statistics "images" the images of a call are normalised by each other.
     """
 
     def __init__(self, nets: Sequence[Net], statistics: UseStatistics = "running") -> None:

@@ -22,7 +22,7 @@ from hardy.registry import kind, part
 from hardy.robustness.geometry import Ball, length, project, random_start, steepest
 
 Forward = Callable[[Tensor], Tensor]
-"""images [N, C, H, W] -> logits [N, K]"""
+"""images [N, C, H, W] -> logits [N, K], also under vmap: attacks aim at several classes at once"""
 Start = Literal["uniform", "normal", "none"]
 """where an ascent begins: uniform in the ball, at 0.001 N(0, 1) (TRADES, MART), or at the image"""
 Loss = Literal["cross_entropy", "margin", "kl"]
@@ -53,8 +53,8 @@ class Attack:
         return 1
 
     @property
-    def abreast(self) -> int:
-        """Points it climbs from at once, an image."""
+    def points(self) -> int:
+        """How many it climbs from at once, an image."""
         return 1
 
     common = False

@@ -98,7 +98,7 @@ class APGD(Attack):
             raise HardyError(f"targeted is {self.targeted} with loss {self.loss!r}; set loss='dlr' or targeted=0.")
 
     @property
-    def abreast(self) -> int:
+    def points(self) -> int:
         return max(1, self.targeted)
 
     @torch.no_grad()
@@ -218,7 +218,7 @@ class FAB(Attack):
             raise HardyError(f"targets is {self.targets}; it must be 1 or more.")
 
     @property
-    def abreast(self) -> int:
+    def points(self) -> int:
         return self.targets
 
     @torch.no_grad()
@@ -274,6 +274,10 @@ class AutoAttack(Attack):
     targets: int = 9
     queries: int = 5000
     """of Square"""
+
+    @property
+    def points(self) -> int:
+        return self.targets
 
     def stages(self) -> list[tuple[str, Attack]]:
         """The attacks in order. A point that fell to one needs none of those after it."""

@@ -206,12 +206,13 @@ class Deployed:
             changed = attack.perturb(self.attacking(net), x, y, key)
             return self.predicting(net)(changed).argmax(-1) == y
 
+        points = max(1, _POINTS // attack.points)
         if attack.joint:
-            return self.ask(self.rows, judge, key, joint=True, common=attack.common)
+            return self.ask(self.rows, judge, key, points=points, joint=True, common=attack.common)
         if self.together:  # leaving out the fallen would change the statistics of the others
-            return [s & h for s, h in zip(standing, self.ask(self.rows, judge, key), strict=True)]
+            return [s & h for s, h in zip(standing, self.ask(self.rows, judge, key, points=points), strict=True)]
         upright = [r[s] for r, s in zip(self.rows, standing, strict=True)]
-        hits = self.ask(upright, judge, key, points=max(1, _POINTS // attack.abreast))
+        hits = self.ask(upright, judge, key, points=points)
         left = [mask.copy() for mask in standing]
         for mask, hit in zip(left, hits, strict=True):
             mask[mask] = hit
