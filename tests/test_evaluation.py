@@ -71,9 +71,12 @@ def test_a_call_holds_no_more_points_than_it_may(norm, monkeypatch):
     one = fit(papers.fedavg(norm=norm), rounds=1, engine=VECTORISED)
     deployed = Deployed(one.engine, one.state, "test", Branches(), None)
     held, mapped = [], one.engine.map
-    monkeypatch.setattr(
-        one.engine, "map", lambda f, c, o, x, *rest: held.append(x.shape[:2]) or mapped(f, c, o, x, *rest)
-    )
+
+    def counted(function, common, own, x, *rest):
+        held.append(x.shape[:2])
+        return mapped(function, common, own, x, *rest)
+
+    monkeypatch.setattr(one.engine, "map", counted)
     monkeypatch.setattr(evaluating, "_POINTS", 14)
     everybody = [np.ones(len(rows), dtype=bool) for rows in deployed.rows]
     deployed.attacked(fab(targets=2, steps=1), everybody, torch.tensor(0))
