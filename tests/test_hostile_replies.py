@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import everything, experiment, federation, net
+from conftest import everything, experiment, federation, fit, net
 from hardy import papers
 from hardy.client import Training
 from hardy.engines import EngineChoice
+from hardy.errors import HardyError
 from hardy.experiment import prepare
 from hardy.messages import Answer, Slot, Updates
 from hardy.partition import Placement, Role
@@ -20,6 +21,7 @@ from hardy.parts.admission import Admission
 from hardy.parts.aggregation import chain
 from hardy.parts.norm import Batch
 from hardy.registry import PARTS
+from hardy.robustness.faults import Faults
 from hardy.server import Trains
 
 BAD = 4
@@ -290,3 +292,14 @@ def test_stacked_updates_pass_the_same_checks():
 
         _, line = run.server.round(run.state, Spoiling(), 0.1)
         assert line["lost"].keys() == {"0"}
+
+
+def test_a_run_of_which_nothing_can_be_counted_stops(tmp_path):
+    strict = Admission(largest_update=1e-6)
+    with pytest.raises(
+        HardyError, match=r"every reply of the last 10 rounds was refused \(round 10, client 0: .*1e-06"
+    ):
+        fit(papers.fedavg(), rounds=12, admission=strict, out=tmp_path / "run")
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 10
+    silent = Faults(dropped=0.999)
+    assert fit(papers.fedavg(), rounds=12, admission=strict, faults=silent).state.round == 12  # absent, not refused

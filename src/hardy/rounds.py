@@ -25,6 +25,9 @@ from hardy.run import Figures, Run
 from hardy.state import Checkpoint, disk, load_checkpoint, save_checkpoint, to, write_atomic
 from hardy.tensors import Tensors
 
+_HOPELESS = 10
+"""rounds in a row in which every reply was refused"""
+
 
 def fit(
     experiment: Experiment,
@@ -167,6 +170,7 @@ def _rounds(run: Run, *, quiet: bool) -> Run:
         folders.truncate(folder / "metrics.jsonl", run.state.round)
     progress = Progress(rounds, done=run.state.round, quiet=quiet)
     pace = folders.Pace(experiment.checkpoint.every)
+    wasted = 0
     try:
         while run.state.round < rounds:
             began = time.perf_counter()
@@ -184,6 +188,13 @@ def _rounds(run: Run, *, quiet: bool) -> Run:
                     with pace.timed(run.state.round):
                         _save(run, folder / "checkpoint", run.engine.store)
             progress.update(run.state.round, _note(line, run.figures))
+            wasted = wasted + 1 if _all_refused(line) else 0
+            if wasted == _HOPELESS:
+                client, why = next(iter(line["lost"].items()))
+                raise HardyError(
+                    f"every reply of the last {wasted} rounds was refused (round {run.state.round}, client {client}: "
+                    f"{why.removeprefix('refused: ')}). If training diverged, lower training.rate, now {rate:g}."
+                )
     finally:  # interrupted, nothing is saved: in the middle of a round some clients have trained and some have not
         progress.close()
     if folder is not None:
@@ -199,6 +210,11 @@ def _rounds(run: Run, *, quiet: bool) -> Run:
     elif experiment.evaluation.threats and not run.robust:
         run.robust = evaluation.evaluate(run, experiment.evaluation.threats, quiet=quiet)["robust_accuracy"]
     return run
+
+
+def _all_refused(line: dict[str, Any]) -> bool:
+    reasons = line["lost"].values()
+    return line["loss"] is None and bool(reasons) and all(why.startswith("refused") for why in reasons)
 
 
 def _ask_robustness(run: Run, engine: Flower) -> None:
