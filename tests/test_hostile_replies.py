@@ -296,9 +296,7 @@ def test_stacked_updates_pass_the_same_checks():
 
 def test_a_run_of_which_nothing_can_be_counted_stops(tmp_path):
     strict = Admission(largest_update=1e-6)
-    with pytest.raises(
-        HardyError, match=r"every reply of the last 10 rounds was refused \(round 10, client 0: .*1e-06"
-    ):
+    with pytest.raises(HardyError, match=r"last 10 rounds was refused \(round 10, client 0: .*1e-06"):
         fit(papers.fedavg(), rounds=12, admission=strict, out=tmp_path / "run")
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 10
     silent = Faults(dropped=0.999)
