@@ -277,7 +277,6 @@ def test_arguments_that_cannot_work_are_refused(make, message):
 def digits():
     """600 test images of mini_digits at half size, and a net trained on them against PGD for some seconds."""
     pytest.importorskip("pyautoattack")
-    pytest.importorskip("pyautoattack")
     domains = [d for d in load("mini_digits").domains if d.name in ("pen", "mail", "print")]
 
     def images(parts):
