@@ -193,7 +193,7 @@ def _rounds(run: Run, *, quiet: bool) -> Run:
                 client, why = next(iter(line["lost"].items()))
                 raise HardyError(
                     f"every reply of the last {wasted} rounds was refused (round {run.state.round}, client {client}: "
-                    f"{why.removeprefix('refused: ')}). Lower training.rate, now {rate:g}, or widen the limits in [admission]."
+                    f"{why.removeprefix('refused: ')}). Lower training.rate ({rate:g}) or widen [admission]."
                 )
     finally:  # interrupted, nothing is saved: in the middle of a round some clients have trained and some have not
         progress.close()
