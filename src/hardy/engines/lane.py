@@ -1,7 +1,8 @@
 """The slots of a lane in the middle of a round: their tensors moved step by step, and steps captured as CUDA graphs."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,24 +28,28 @@ class _Held(NamedTuple):
 class Lane:
     """The state of some slots, moved step by step; all but statistics in place.
 
-    On a GPU a step of the lane, or of so many of its slots, is captured as a CUDA graph the second time its shape is
-    seen and replayed from then on, since launching its thousand kernels one by one takes longer than running them. A
-    captured step reads and writes the same tensors for good: such a lane is `fixed`, and has all of its state in place.
+    On a GPU a step of the lane, or of so many of its slots, is captured as a CUDA graph when its shape is first seen,
+    and replayed, since launching its thousand kernels one by one takes longer than running them. A captured step reads
+    and writes the same tensors for good: such a lane is `fixed`, and has all of its state in place.
     """
 
     def __init__(
-        self, look: Callable[..., Slope], training: Training, objective: Objective, *, one_base: bool, fixed: bool
+        self,
+        look: Callable[..., Slope],
+        training: Training,
+        objective: Objective,
+        *,
+        one_base: bool,
+        fixed: bool,
+        captured: bool = False,
     ) -> None:
         self.look, self.training, self.objective = look, training, objective
-        self.one_base, self.fixed = one_base, fixed
+        self.one_base, self.fixed, self.captured = one_base, fixed, captured
         self.held: _Held | None = None
-        self.graphs: dict[tuple[int, ...], _Graph | None] = {}
+        self.graphs: dict[tuple[int, ...], _Graph] = {}
         """by the number of slots, their batch size and whether they open a round"""
-        self.pool: Any = None
+        self.pool: Any = torch.cuda.graph_pool_handle() if captured else None
         """memory of all its graphs: they run one after another, and what one leaves is read before the next"""
-        self.stream: torch.cuda.Stream | None = None
-        """on which they are captured: graphs captured on one stream share a workspace of cuBLAS, which must not be used
-        by two at once, and which the first that is freed may take along (pytorch#193402). Torch has 32 of them."""
 
     def load(self, received: Tensors, state: State, rate: Tensor, *, opening: bool) -> None:
         """Starts a round. Slots that open it together read what they received from one place; their own weights are
@@ -70,13 +75,11 @@ class Lane:
         seen = (*rows.shape, opening)
         moved = partial(self._move_all, opening=opening) if isinstance(members, slice) else self._move_some
         given = (rows, key) if isinstance(members, slice) else (rows, key, members)
-        if self.held.rate.is_cuda and seen in self.graphs:
-            self.pool = self.pool or torch.cuda.graph_pool_handle()
-            self.stream = self.stream or torch.cuda.Stream(rows.device)  # type: ignore[no-untyped-call]
-            graph = self.graphs[seen] = self.graphs[seen] or _Graph(moved, given, self.pool, self.stream)
-            return graph.replay(given)
-        self.graphs[seen] = None
-        return moved(*given)
+        if not self.captured:
+            return moved(*given)
+        if seen not in self.graphs:
+            self.graphs[seen] = _Graph(moved, given, self.pool)
+        return self.graphs[seen].replay(given)
 
     def _move_all(self, rows: Tensor, key: Tensor, *, opening: bool) -> Tensor:
         assert self.held is not None
@@ -118,16 +121,14 @@ class Lane:
 
 
 class _Graph:
-    """One captured step of a lane, for which libraries have picked their kernels when it was not captured yet."""
+    """One captured step of a lane. Libraries must be awake by then: the engine's trial, which is not captured, does it."""
 
-    def __init__(
-        self, step: Callable[..., Tensor], inputs: tuple[Tensor, ...], pool: Any, stream: torch.cuda.Stream
-    ) -> None:
+    def __init__(self, step: Callable[..., Tensor], inputs: tuple[Tensor, ...], pool: Any) -> None:
         self.inputs = tuple(tensor.clone() for tensor in inputs)
         self.graph = torch.cuda.CUDAGraph()
         gc.disable()  # freeing an old graph or tensor in the middle would void the capture
         try:
-            with torch.cuda.graph(self.graph, pool=pool, stream=stream):
+            with _own_workspace(), torch.cuda.graph(self.graph, pool=pool):
                 self.loss = step(*self.inputs)
         finally:
             gc.enable()
@@ -136,6 +137,17 @@ class _Graph:
         _copy(self.inputs, inputs)
         self.graph.replay()
         return self.loss
+
+
+@contextmanager
+def _own_workspace() -> Iterator[None]:
+    """cuBLAS keeps its workspace for the next product on the same stream. One that is made in a capture lies in the
+    memory of that graph: other graphs must not write to it while that one runs, nor when it is no more."""
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def _own(state: State, received: Tensors) -> State:

@@ -84,6 +84,8 @@ class Vectorised(Engine):
         self._lanes: dict[_Key, Lane] = {}
         """in the order in which they were last used"""
         self._expected: tuple[int, list[Slot], list[_Task]] | None = None
+        self._streams: list[torch.cuda.Stream] = []
+        """for lanes side by side"""
 
     @property
     def fixed(self) -> bool:
@@ -103,10 +105,24 @@ class Vectorised(Engine):
             planned = self._planned(work.round, work.slots)
             tasks = self._tasks(work.round, planned, partial(self._fitting, work))
         self._expected = None
-        for task in tasks:
-            updates, private = self._lane(work, task)
-            self.keep(task.slots, private)
+        known = isinstance(tasks, list) and len(tasks) > 1
+        fit = known and sum(len(task.slots) / self._sizes[task.objective] for task in tasks) <= 1
+        for updates, private in self._abreast(work, tasks) if fit else (self._lane(work, task) for task in tasks):
+            self.keep(updates.slots, private)
             yield updates
+
+    def _abreast(self, work: Work, tasks: Iterable[_Task]) -> list[tuple[Updates, Tensors]]:
+        """Lanes that fill the device only together, each on a stream of its own."""
+        here, done = torch.cuda.current_stream(self.device), []
+        for number, task in enumerate(tasks):
+            if number == len(self._streams):
+                self._streams.append(torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]
+            self._streams[number].wait_stream(here)
+            with torch.cuda.stream(self._streams[number]):
+                done.append(self._lane(work, task))
+        for aside in self._streams[: len(done)]:
+            here.wait_stream(aside)
+        return done
 
     def _planned(self, round: int, slots: Sequence[Slot]) -> list[_Planned]:
         planned = [
@@ -146,7 +162,7 @@ class Vectorised(Engine):
             abreast=len({len(rows[0]) for rows in batches}) == 1,
         )
 
-    def _lane(self, work: Work, task: _Task) -> tuple[Updates, Tensors]:
+    def _lane(self, work: Work, task: _Task, *, trial: bool = False) -> tuple[Updates, Tensors]:
         """What a lane's slots send, and what they keep."""
         objective, slots = task.objective, task.slots
         one_base = len({slot.base for slot in slots}) == 1
@@ -166,9 +182,8 @@ class Vectorised(Engine):
             with self.arithmetic():
                 return many(received, own, self.batch(rows), key)
 
-        lane = Lane(look, self.training, objective, one_base=one_base, fixed=self.fixed)
-        if self.fixed:
-            lane = self._held((objective, len(slots), one_base, frozen), lane)
+        make = partial(Lane, look, self.training, objective, one_base=one_base, fixed=self.fixed)
+        lane = self._held((objective, len(slots), one_base, frozen), make) if self.fixed and not trial else make()
         alike = one_base and task.abreast
         lane.load(received, first, rate, opening=alike)
         losses = torch.zeros(task.longest, len(slots), dtype=self.dtype, device=self.device)
@@ -197,28 +212,34 @@ class Vectorised(Engine):
             trial = [m._replace(batches=m.batches[:1]) for m in members[:2]]
             torch.cuda.reset_peak_memory_stats(self.device)
             before = torch.cuda.memory_allocated(self.device)
-            self._lane(work, self._task(work.round, trial))
+            self._lane(work, self._task(work.round, trial), trial=True)
             each = max(1, torch.cuda.max_memory_allocated(self.device) - before) / len(trial)
-            self._lanes.popitem()  # the trial's
             torch.cuda.empty_cache()
             self._each[objective] = each
             most = int(_MEMORY_SHARE * torch.cuda.mem_get_info(self.device)[0] / each)
             self._sizes[objective] = max(1, min(self.lane or most, most))
         return self._sizes[objective]
 
-    def _held(self, key: _Key, lane: Lane) -> Lane:
-        """The lane of these slots if there is one, which has its steps captured; the new one if not. Where memory is
+    def _held(self, key: _Key, make: Callable[..., Lane]) -> Lane:
+        """The lane of these slots if there is one, which has its steps captured; a new one if not. Where memory is
         short, those that were not used for longest go."""
-        if key not in self._lanes and self.device.type == "cuda":
-            gc.collect()  # graphs of engines that are no more: when freed later they may take memory of new ones along
+        if key in self._lanes:
+            lane = self._lanes.pop(key)
+        else:
+            self._make_room(key)
+            lane = make(captured=self.device.type == "cuda")
+        self._lanes[key] = lane
+        return lane
+
+    def _make_room(self, key: _Key) -> None:
+        if self.device.type == "cuda":
+            gc.collect()  # engines that are no more, with their lanes
             torch.cuda.empty_cache()
             needed = _SPARE * self._each.get(key[0], 0.0) * key[1]
             while self._lanes and torch.cuda.mem_get_info(self.device)[0] < needed:
                 self._lanes.pop(next(iter(self._lanes)))
                 gc.collect()
                 torch.cuda.empty_cache()
-        self._lanes[key] = self._lanes.pop(key, lane)
-        return self._lanes[key]
 
     def map(self, function: Callable[..., Any], common: Any, *rows: Any) -> Any:
         return vmap(function, (None, *(0 for _ in rows)))(common, *rows)
