@@ -121,7 +121,7 @@ class Lane:
 
 
 class _Graph:
-    """One captured step of a lane. Libraries must be awake by then: the engine's trial, which is not captured, does it."""
+    """One captured step of a lane. Libraries must be awake by then: the trial, which is not captured, wakes them."""
 
     def __init__(self, step: Callable[..., Tensor], inputs: tuple[Tensor, ...], pool: Any) -> None:
         self.inputs = tuple(tensor.clone() for tensor in inputs)
