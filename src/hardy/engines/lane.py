@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -50,6 +50,8 @@ class Lane:
         """by the number of slots, their batch size and whether they open a round"""
         self.pool: Any = torch.cuda.graph_pool_handle() if captured else None
         """memory of all its graphs: they run one after another, and what one leaves is read before the next"""
+        self.stream: torch.cuda.Stream | None = None
+        """on which they are captured"""
 
     def load(self, received: Tensors, state: State, rate: Tensor, *, opening: bool) -> None:
         """Starts a round. Slots that open it together read what they received from one place; their own weights are
@@ -78,7 +80,8 @@ class Lane:
         if not self.captured:
             return moved(*given)
         if seen not in self.graphs:
-            self.graphs[seen] = _Graph(moved, given, self.pool)
+            self.stream = self.stream or torch.cuda.Stream(rows.device)  # type: ignore[no-untyped-call]
+            self.graphs[seen] = _Graph(moved, given, self.pool, self.stream)
         return self.graphs[seen].replay(given)
 
     def _move_all(self, rows: Tensor, key: Tensor, *, opening: bool) -> Tensor:
@@ -121,17 +124,21 @@ class Lane:
 
 
 class _Graph:
-    """One captured step of a lane. Libraries must be awake by then: the trial, which is not captured, wakes them."""
+    """One captured step of a lane. Libraries must have been used before: by a trial, which is not captured."""
 
-    def __init__(self, step: Callable[..., Tensor], inputs: tuple[Tensor, ...], pool: Any) -> None:
+    def __init__(
+        self, step: Callable[..., Tensor], inputs: tuple[Tensor, ...], pool: Any, stream: torch.cuda.Stream
+    ) -> None:
         self.inputs = tuple(tensor.clone() for tensor in inputs)
         self.graph = torch.cuda.CUDAGraph()
+        collecting = gc.isenabled()
         gc.disable()  # freeing an old graph or tensor in the middle would void the capture
         try:
-            with _own_workspace(), torch.cuda.graph(self.graph, pool=pool):
+            with _back_to_here(stream.device), _own_workspace(), torch.cuda.graph(self.graph, pool=pool, stream=stream):
                 self.loss = step(*self.inputs)
         finally:
-            gc.enable()
+            if collecting:
+                gc.enable()
 
     def replay(self, inputs: tuple[Tensor, ...]) -> Tensor:
         _copy(self.inputs, inputs)
@@ -139,10 +146,15 @@ class _Graph:
         return self.loss
 
 
+def _back_to_here(device: torch.device) -> AbstractContextManager[Any]:
+    """The device is the current one, which a capture waits for; where one fails, torch stays on the stream of it."""
+    return torch.cuda.stream(torch.cuda.current_stream(device))
+
+
 @contextmanager
 def _own_workspace() -> Iterator[None]:
-    """cuBLAS keeps its workspace for the next product on the same stream. One that is made in a capture lies in the
-    memory of that graph: other graphs must not write to it while that one runs, nor when it is no more."""
+    """cuBLAS keeps its workspaces, one a stream, for the next products. One that is made in a capture lies in the
+    graph's memory: other graphs must not write to it while that one runs, nor when it is no more. So all are let go."""
     torch._C._cuda_clearCublasWorkspaces()
     try:
         yield

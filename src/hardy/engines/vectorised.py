@@ -107,21 +107,23 @@ class Vectorised(Engine):
         self._expected = None
         known = isinstance(tasks, list) and len(tasks) > 1
         fit = known and sum(len(task.slots) / self._sizes[task.objective] for task in tasks) <= 1
-        for updates, private in self._abreast(work, tasks) if fit else (self._lane(work, task) for task in tasks):
+        for updates, private in self._side_by_side(work, tasks) if fit else (self._lane(work, task) for task in tasks):
             self.keep(updates.slots, private)
             yield updates
 
-    def _abreast(self, work: Work, tasks: Iterable[_Task]) -> list[tuple[Updates, Tensors]]:
+    def _side_by_side(self, work: Work, tasks: Iterable[_Task]) -> list[tuple[Updates, Tensors]]:
         """Lanes that fill the device only together, each on a stream of its own."""
         here, done = torch.cuda.current_stream(self.device), []
-        for number, task in enumerate(tasks):
-            if number == len(self._streams):
-                self._streams.append(torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]
-            self._streams[number].wait_stream(here)
-            with torch.cuda.stream(self._streams[number]):
-                done.append(self._lane(work, task))
-        for aside in self._streams[: len(done)]:
-            here.wait_stream(aside)
+        try:
+            for number, task in enumerate(tasks):
+                if number == len(self._streams):
+                    self._streams.append(torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]
+                self._streams[number].wait_stream(here)
+                with torch.cuda.stream(self._streams[number]):
+                    done.append(self._lane(work, task))
+        finally:
+            for aside in self._streams:
+                here.wait_stream(aside)
         return done
 
     def _planned(self, round: int, slots: Sequence[Slot]) -> list[_Planned]:
@@ -209,6 +211,7 @@ class Vectorised(Engine):
             return self.lane or _CPU_LANE
         objective = members[0].objective
         if objective not in self._sizes:
+            self._make_room(0.0)
             trial = [m._replace(batches=m.batches[:1]) for m in members[:2]]
             torch.cuda.reset_peak_memory_stats(self.device)
             before = torch.cuda.memory_allocated(self.device)
@@ -226,20 +229,21 @@ class Vectorised(Engine):
         if key in self._lanes:
             lane = self._lanes.pop(key)
         else:
-            self._make_room(key)
+            self._make_room(_SPARE * self._each.get(key[0], 0.0) * key[1])
             lane = make(captured=self.device.type == "cuda")
         self._lanes[key] = lane
         return lane
 
-    def _make_room(self, key: _Key) -> None:
-        if self.device.type == "cuda":
-            gc.collect()  # engines that are no more, with their lanes
+    def _make_room(self, needed: float) -> None:
+        """Frees what engines that are no more have left, and lanes until so many bytes are free."""
+        if self.device.type != "cuda":
+            return
+        gc.collect()
+        torch.cuda.empty_cache()
+        while self._lanes and torch.cuda.mem_get_info(self.device)[0] < needed:
+            self._lanes.pop(next(iter(self._lanes)))
+            gc.collect()
             torch.cuda.empty_cache()
-            needed = _SPARE * self._each.get(key[0], 0.0) * key[1]
-            while self._lanes and torch.cuda.mem_get_info(self.device)[0] < needed:
-                self._lanes.pop(next(iter(self._lanes)))
-                gc.collect()
-                torch.cuda.empty_cache()
 
     def map(self, function: Callable[..., Any], common: Any, *rows: Any) -> Any:
         return vmap(function, (None, *(0 for _ in rows)))(common, *rows)
