@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="rows at once; a GPU holds several small ones")
     parser.add_argument("--data", help="folder of data sets; default HARDY_DATA")
     parser.add_argument("--runs", type=Path, help="folder that keeps the rows' run folders")
-    parser.add_argument("--only", default="", help="rows whose name holds this text")
+    parser.add_argument("--only", default="", help="rows whose name matches this pattern")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row after so many seconds")
     parser.add_argument("overrides", nargs="*", help="for all rows, such as rounds=10")
     options = parser.parse_intermixed_args()
@@ -96,7 +96,7 @@ def main() -> None:
     rows = [
         (name, [*own, *options.overrides])
         for name, own in every_row(grid)
-        if options.only in name and "error" in done.get(name, {"error": ""})
+        if re.search(options.only, name) and "error" in done.get(name, {"error": ""})
     ]
     began = time.perf_counter()
     experiment = options.grid.parent / grid["experiment"]
