@@ -17,6 +17,9 @@ from hardy.robustness.threats import parse
 FOLDER = Path(__file__).parents[1] / "experiments"
 FILES = sorted(FOLDER.rglob("*.toml"))
 GRIDS = [path for path in FILES if path.stem.startswith("grid")]
+spec = importlib.util.spec_from_file_location("grid", FOLDER / "grid.py")
+tool = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tool)
 
 
 def test_there_are_experiments():
@@ -33,8 +36,9 @@ def test_rows_of_a_grid_are_read_and_differ(path):
     grid = tomllib.loads(path.read_text())
     read = [hardy.read(str(path.parent / grid["experiment"]), row).to_toml() for row in grid["rows"].values()]
     assert len(set(read)) == len(read)
+    names = [name for name, _ in tool.every_row(grid)]
     for how in grid.get("again", {}).values():
-        assert any(re.search(how["rows"], row) for row in grid["rows"]) and all(map(parse, how["threats"]))
+        assert any(re.search(how["rows"], name) for name in names) and all(map(parse, how["threats"]))
 
 
 def test_a_grid_runs_every_seed_fine_tunes_and_goes_on(tmp_path):
@@ -53,15 +57,12 @@ def test_a_grid_runs_every_seed_fine_tunes_and_goes_on(tmp_path):
 
 
 def test_a_grid_goes_on_in_the_middle_of_a_row_and_keeps_its_networks(tmp_path):
-    spec = importlib.util.spec_from_file_location("grid", FOLDER / "grid.py")
-    grid = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(grid)
     demo = Path(hardy.__file__).parent / "bundled" / "demo.toml"
     tiny = ["rounds=3", "evaluation.every=1", "model.width=0.25", "data.limit=60", "checkpoint.every=1"]
     whole = hardy.fit(hardy.read(str(demo), tiny), out=tmp_path / "a_b")
     shutil.rmtree(tmp_path / "a_b" / "checkpoint" / "round-000003")  # as if it had been killed after round 2
-    name, found = grid.run_row(demo, None, tmp_path, {}, ("a, b", tiny))
+    name, found = tool.run_row(demo, None, tmp_path, {}, ("a, b", tiny))
     assert name == "a, b" and found["standard_accuracy"] == whole.summary()["standard_accuracy"]
     assert len(found["curve"]) == 3 and hardy.load(tmp_path / "a_b").state.round == 3
-    _, found = grid.run_row(demo, None, tmp_path, {}, ("a, b", [*tiny, "seed=5"]))
+    _, found = tool.run_row(demo, None, tmp_path, {}, ("a, b", [*tiny, "seed=5"]))
     assert "other settings" in found["error"]
