@@ -50,6 +50,10 @@ def test_a_run_is_not_overwritten(runs, capsys):
 def test_evaluate_and_compare(runs, capsys):
     assert main(["evaluate", str(runs / "fedbn"), "--threats", "pgd-2,fgsm@16/255", "--no-checks"]) == 0
     assert "pgd-2" in capsys.readouterr().out
+    before = (runs / "fedbn" / "evaluation.json").read_text()
+    assert main(["evaluate", str(runs / "fedbn"), "--threats", "fgsm", "--best", "--settings", "--no-checks"]) == 0
+    assert "best/evaluation.json" in capsys.readouterr().out
+    assert (runs / "fedbn" / "evaluation.json").read_text() == before
     assert main(["compare", str(runs / "fedavg"), str(runs / "fedbn"), "--out", str(runs / "c.html")]) == 0
     shown = capsys.readouterr().out
     assert "fedavg" in shown and "pgd-2" in shown and (runs / "c.html").stat().st_size > 1000

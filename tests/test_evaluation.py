@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hardy
-from conftest import federation, fit
+from conftest import federation, fit, net
 from hardy import papers
 from hardy.config import EvaluationChoice
 from hardy.engines import EngineChoice
@@ -165,6 +165,27 @@ def test_threats_of_an_experiment_reach_the_summary(tmp_path):
     assert "fgsm" in json.loads((tmp_path / "run" / "summary.json").read_text())["robust_accuracy"]
 
 
+def test_the_best_round_may_be_the_most_robust_one(tmp_path):
+    choice = EvaluationChoice(select="pgd-3@0.3")
+    one = fit(papers.fedavg(), rounds=6, evaluation=choice, out=tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    attacked = [line["selection_accuracy"]["mean"] for line in lines]
+    clean = [line["validation_accuracy"]["mean"] for line in lines]
+    most = max(range(6), key=attacked.__getitem__)
+    assert most != max(range(6), key=clean.__getitem__)  # else this test could not fail
+    best = one.summary()["best"]
+    assert (best["round"], best["validation_accuracy"], best["select"]) == (most + 1, attacked[most], choice.select)
+
+    before = (tmp_path / "run" / "summary.json").read_text()
+    chosen = hardy.load(tmp_path / "run", best=True, method=papers.fedavg(), model=net, data=federation())
+    found = hardy.evaluate(chosen, choice.select, part="validation", checks=False, quiet=True)
+    assert found["robust_accuracy"][choice.select]["mean"] == attacked[most]
+    hardy.evaluate(chosen, choice.select, checks=False, quiet=True)
+    assert (tmp_path / "run" / "summary.json").read_text() == before  # figures of the last round stay what they are
+    assert (tmp_path / "run" / "best" / "evaluation.json").exists()
+    assert not (tmp_path / "run" / "evaluation.json").exists()
+
+
 def test_mistakes(run):
     for threats, options, message in (
         ("pdg-20", {}, "Did you mean 'pgd-20'"),
@@ -175,4 +196,6 @@ def test_mistakes(run):
             evaluate(run, threats, checks=False, quiet=True, **options)
     with pytest.raises(HardyError, match="unknown threat"):
         EvaluationChoice(threats=("pdg",))
+    with pytest.raises(HardyError, match="unknown threat"):
+        EvaluationChoice(select="pdg")
     assert hardy.evaluate(run, "", quiet=True)["robust_accuracy"] == {}

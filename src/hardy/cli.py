@@ -80,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--part", choices=get_args(Part), default="test", help="of each client's rows; default test")
     evaluate.add_argument("--limit", type=int, metavar="N", help="only the first N of those rows of each client")
     evaluate.add_argument("--epsilons", type=_numbers, default=(), metavar="2,4,8", help="radii in 1/255, for a curve")
+    evaluate.add_argument("--best", action="store_true", help="as it was at its best round on validation rows")
     evaluate.add_argument("--no-checks", action="store_true", help="skip the red flags")
 
     evaluate.add_argument("--width", type=float, default=1.0, metavar="R", help="of the network; default 1")
@@ -92,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     onnx.add_argument("--width", type=float, default=1.0, metavar="R", help="the widest the files can serve; default 1")
     onnx.add_argument("--robustness", type=float, metavar="λ", help="where the run-time input stands at first")
     onnx.add_argument("--client", type=int, metavar="N", help="whose network, where clients have their own")
-    onnx.add_argument("--best", action="store_true", help="as it was at its best validation accuracy")
+    onnx.add_argument("--best", action="store_true", help="as it was at its best round on validation rows")
 
     side = command("compare", _compare, "put runs side by side, in a table and a plot")
     side.add_argument("folders", type=Path, nargs="+", metavar="DIR")
@@ -247,7 +248,8 @@ def _table(summary: dict[str, Any]) -> str:
     ]
     best = summary["best"]
     if best and best["round"] != summary["rounds"]:
-        rows.append((f"mean at best validation (round {best['round']})", best["standard_accuracy"]["mean"]))
+        under = f" under {best['select']}" if best.get("select") else ""
+        rows.append((f"mean at best validation{under} (round {best['round']})", best["standard_accuracy"]["mean"]))
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {value:6.1%}" for name, value in rows if value is not None]
     where = f"{summary['engine']}, {summary['device']}"
@@ -261,7 +263,8 @@ def _table(summary: dict[str, Any]) -> str:
 
 
 def _evaluate(options: Any) -> None:
-    run = hardy.load(options.folder, data_folder=options.data)
+    run = hardy.load(options.folder, data_folder=options.data, best=options.best)
+    assert run.folder is not None
     found = evaluation.evaluate(
         run,
         options.threats,
@@ -280,7 +283,7 @@ def _evaluate(options: Any) -> None:
     for flag in found.get("flags", []):
         print(f"\nRED FLAG {flag['name']} (client {flag['client']}): {flag['message']}\n  {flag['advice']}")
     which = f"the first {options.limit}" if options.limit else "all"
-    print(f"\n{which} {options.part} rows of each client; written: {options.folder / 'evaluation.json'}")
+    print(f"\n{which} {options.part} rows of each client; written: {run.folder / 'evaluation.json'}")
     if options.settings:
         mixes = "adversarial" in (run.engine.plan.method.norm.branches or ())
         rows = evaluation.settings(

@@ -65,6 +65,9 @@ class EvaluationChoice:
     """rounds between two evaluations; the last round is always evaluated"""
     threats: tuple[str, ...] = ()
     """attacks the finished run is measured under, such as ["pgd-20", "autoattack"]"""
+    select: str | None = None
+    """attack under which accuracy on validation rows chooses the best round; absent: none. Under adversarial training
+    clean accuracy may rise on while robustness falls"""
     attack_branch: str = "clean"
     """statistics the attacks climb on"""
     predict_branch: str = "clean"
@@ -80,11 +83,16 @@ class EvaluationChoice:
     def __post_init__(self) -> None:
         if self.every < 1:
             raise HardyError(f"evaluation.every is {self.every}; it must be 1 or more.")
-        for threat in self.threats:
+        for threat in (*self.threats, *self.selecting):
             parse_threat(threat)
         for level in self.robustness:
             if not 0 <= level <= 1:
                 raise HardyError(f"evaluation.robustness holds {level}; each level must be in [0, 1].")
+
+    @property
+    def selecting(self) -> tuple[str, ...]:
+        """The attack of `select`, if there is one."""
+        return (self.select,) if self.select else ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -133,8 +133,9 @@ def settings(
     if run.folder is not None:
         found = {"round": run.state.round, "settings": rows, **costs.training(run)}
         write_atomic(run.folder / "settings.json", json.dumps(found).encode())
-        with disk("report.html"):
-            write_report(run.folder)
+        if (run.folder / "summary.json").exists():
+            with disk("report.html"):
+                write_report(run.folder)
     return rows
 
 

@@ -57,12 +57,13 @@ def prepare(
         drift=experiment.evaluation.drift,
     )
     server.refuse_impossible(experiment.training)
-    for branch in (experiment.evaluation.attack_branch, experiment.evaluation.predict_branch):
+    choice = experiment.evaluation
+    for branch in (choice.attack_branch, choice.predict_branch):
         if (known := plan.method.norm.branches) is not None and branch not in known:
             raise unknown("branch in evaluation", branch, known)
-    for level in experiment.evaluation.robustness:
+    for level in choice.robustness:
         refuse_robustness(level, plan.method.norm)
-    if any(parse(threat).attack.common for threat in experiment.evaluation.threats):
+    if any(parse(threat).attack.common for threat in (*choice.threats, *choice.selecting)):
         refuse_common(plan)
         if network is not None:
             raise HardyError("a threat with common=true needs all clients' images; over a network nobody has them.")

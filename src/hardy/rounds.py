@@ -89,10 +89,12 @@ def load(
     data_folder: Path | str | None = None,
     best: bool = False,
 ) -> Run:
-    """A run as its last good checkpoint left it, or as it was at its best validation accuracy."""
+    """A run as its last good checkpoint left it, or as it was at its best round on validation rows; that one's folder
+    is `best`, so that figures of it do not take the place of the last round's."""
     run = _reopen(Path(folder), method, model, data, data_folder, None, None)
     if best:
-        found, _ = load_checkpoint(Path(folder) / "best")
+        run.folder = Path(folder) / "best"
+        found, _ = load_checkpoint(run.folder)
         run.state, run.figures = to(found.server, run.engine.device), Figures(**found.figures)
         run.engine.store = {**run.engine.store, **run.engine.cast(found.store)}
     return run
@@ -230,25 +232,42 @@ def _ask_robustness(run: Run, engine: Flower) -> None:
 
 def _evaluate(run: Run, line: dict[str, Any]) -> None:
     """Accuracy on the rounds that ask for it. Selection looks at validation rows only."""
-    experiment, done = run.experiment, run.state.round
-    if done % experiment.evaluation.every and done != experiment.rounds:
+    experiment, choice, done = run.experiment, run.experiment.evaluation, run.state.round
+    if done % choice.every and done != experiment.rounds:
         return
-    branch = experiment.evaluation.predict_branch
     if isinstance(run.engine, Flower):
-        validation, test = (averages(v, run.engine.data.clients) for v in run.engine.accuracies(run.state, branch))
+        said = run.engine.accuracies(run.state, choice.predict_branch, choice.selecting, part="validation")
+        found = [averages(values, run.engine.data.clients) for values in said]
     else:
-        validation, test = (accuracies(run.engine, run.state, part, branch) for part in ("validation", "test"))
+        found = [accuracies(run.engine, run.state, part, choice.predict_branch) for part in ("validation", "test")]
+        found += _under(run, choice.selecting)
+    validation, test, *attacked = found
     line["validation_accuracy"], line["standard_accuracy"] = validation, test
+    if attacked:
+        line["selection_accuracy"] = attacked[0]
     run.figures.latest = test
-    if experiment.evaluation.diagnose:
+    if choice.diagnose:
         line |= diagnose(run.engine, run.state, experiment.training.rate_at(done - 1, experiment.rounds))
-    score, best = validation["mean"], run.figures.best
+    score, best = (attacked or [validation])[0]["mean"], run.figures.best
     if score is not None and (best is None or score > best["validation_accuracy"]):
-        run.figures.best = {"round": done, "validation_accuracy": score, "standard_accuracy": test}
+        run.figures.best = {
+            "round": done,
+            "select": choice.select,
+            "validation_accuracy": score,
+            "standard_accuracy": test,
+        }
         if run.folder is not None:
             # to be served, not to be trained on: the networks without the objective's own tensors
             networks = {n: t for n, t in run.engine.store.items() if n in run.engine.plan.model_names}
             _save(run, run.folder / "best", networks, keep=1)
+
+
+def _under(run: Run, threats: Sequence[str]) -> list[dict[str, Any]]:
+    """Accuracy on validation rows under each threat."""
+    if not threats:
+        return []
+    found = evaluation.evaluate(replace(run, folder=None), threats, part="validation", checks=False, quiet=True)
+    return list(found["robust_accuracy"].values())
 
 
 def _save(run: Run, folder: Path, store: Tensors, keep: int = 2) -> None:

@@ -416,6 +416,13 @@ def test_nodes_measure_their_own_robustness():
     assert far.robust["fgsm"] == {key: near[key] for key in far.robust["fgsm"]}
 
 
+def test_nodes_say_which_round_is_the_most_robust():
+    method, data, choice = papers.fedbn(), federation(), EvaluationChoice(select="fgsm@0.3")
+    near = fit(method, data=data, rounds=4, evaluation=choice).figures.best
+    far = run_over(grid_of(method, data), method, rounds=4, evaluation=choice).figures.best
+    assert far == near and 0 < near["validation_accuracy"] < 1
+
+
 def test_a_trial_reads_the_experiment_alone(tmp_path):
     """Nothing from Python: nodes take their client's rows of the experiment's own data."""
     asked = hardy.config.parse(

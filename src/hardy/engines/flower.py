@@ -129,10 +129,12 @@ class Flower(Engine):
             loss=said.get("loss"),
         )
 
-    def accuracies(self, state: ServerState, branch: str, threats: Sequence[str] = ()) -> list[list[float | None]]:
-        """The share of validation and of test rows that each client classifies rightly, and of test rows under each
-        threat, as the nodes say."""
-        shared, asked = wire.pack(state.shared), {"threats": list(threats)} if threats else {}
+    def accuracies(
+        self, state: ServerState, branch: str, threats: Sequence[str] = (), *, part: str = "test"
+    ) -> list[list[float | None]]:
+        """The share of validation and of test rows that each client classifies rightly, and of the rows of this part
+        under each threat, as the nodes say."""
+        shared, asked = wire.pack(state.shared), {"threats": list(threats), "part": part} if threats else {}
         found: list[list[float | None]] = [[None] * len(self.data.clients) for _ in range(2 + len(threats))]
 
         def content(client: int) -> Any:
@@ -146,8 +148,8 @@ class Flower(Engine):
             if said.get("round") != state.round:
                 _LOG.warning("round %d, evaluate: client %d refused: figures of another round", state.round, client)
                 continue
-            for place, part in enumerate(("validation", "test", *threats)):
-                value = said.get(part)
+            for place, name in enumerate(("validation", "test", *threats)):
+                value = said.get(name)
                 if isinstance(value, float) and 0 <= value <= 1:
                     found[place][client] = value
         return found

@@ -8,7 +8,7 @@ Context, which is lost with the run and with the SuperNode.
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from hardy.flower.roll import KINDS, Profile
 from hardy.messages import Slot, Work
 from hardy.method import Method, Model
 from hardy.partition import Placement
-from hardy.robustness.evaluate import accuracies
+from hardy.robustness.evaluate import Part, accuracies
 from hardy.run import Figures, Run
 from hardy.server import Server
 from hardy.state import ServerState, disk, write_atomic
@@ -157,7 +157,8 @@ class Node:
                 state=state,
                 figures=Figures(),
             )
-            under = evaluation.evaluate(alone, threats, checks=False, quiet=True)["robust_accuracy"]
+            on = cast(Part, asked["part"])
+            under = evaluation.evaluate(alone, threats, part=on, checks=False, quiet=True)["robust_accuracy"]
             said |= {name: found["mean"] for name, found in under.items() if found["mean"] is not None}
         return RecordDict({"accuracy": MetricRecord(said)})
 
