@@ -54,6 +54,8 @@ def test_evaluate_and_compare(runs, capsys):
     assert main(["evaluate", str(runs / "fedbn"), "--threats", "fgsm", "--best", "--settings", "--no-checks"]) == 0
     assert "best/evaluation.json" in capsys.readouterr().out
     assert (runs / "fedbn" / "evaluation.json").read_text() == before
+    measured = json.loads((runs / "fedbn" / "best" / "evaluation.json").read_text())["provenance"]["round"]
+    assert measured == json.loads((runs / "fedbn" / "summary.json").read_text())["best"]["round"]
     assert main(["compare", str(runs / "fedavg"), str(runs / "fedbn"), "--out", str(runs / "c.html")]) == 0
     shown = capsys.readouterr().out
     assert "fedavg" in shown and "pgd-2" in shown and (runs / "c.html").stat().st_size > 1000

@@ -1,5 +1,6 @@
 """Evaluation: every client as deployed, engines alike, resumable, honest about branches."""
 
+import dataclasses
 import json
 import math
 
@@ -180,10 +181,38 @@ def test_the_best_round_may_be_the_most_robust_one(tmp_path):
     chosen = hardy.load(tmp_path / "run", best=True, method=papers.fedavg(), model=net, data=federation())
     found = hardy.evaluate(chosen, choice.select, part="validation", checks=False, quiet=True)
     assert found["robust_accuracy"][choice.select]["mean"] == attacked[most]
+    assert chosen.summary()["seconds"] == pytest.approx(sum(line["seconds"] for line in lines[: most + 1]))
+    assert chosen.summary()["robust_accuracy"] == {}
     hardy.evaluate(chosen, choice.select, checks=False, quiet=True)
     assert (tmp_path / "run" / "summary.json").read_text() == before  # figures of the last round stay what they are
     assert (tmp_path / "run" / "best" / "evaluation.json").exists()
     assert not (tmp_path / "run" / "evaluation.json").exists()
+
+
+def test_a_run_that_goes_on_by_another_measure_forgets_the_best_by_the_old_one(tmp_path):
+    given = {"method": papers.fedavg(), "model": net, "data": federation()}
+    fit(papers.fedavg(), rounds=3, out=tmp_path / "run")
+    saved = tmp_path / "run" / "config.toml"
+    saved.write_text(saved.read_text().replace("rounds = 3", "rounds = 4").replace("[evaluation]", SELECT))
+    best = hardy.resume(tmp_path / "run", **given, quiet=True).figures.best
+    assert (best["round"], best["select"]) == (4, "pgd-3@0.3")
+
+
+SELECT = '[evaluation]\nselect = "pgd-3@0.3"'
+
+
+def test_validation_rows_are_needed_by_one_client_at_least(tmp_path):
+    data, choice = federation(), EvaluationChoice(select="fgsm")
+    without = [dataclasses.replace(client, validation=client.validation[:0]) for client in data.clients]
+    some = dataclasses.replace(data, clients=(*without[:2], *data.clients[2:]))
+    found = fit(papers.fedavg(), data=some, rounds=1, evaluation=choice).figures.best
+    assert found["validation_accuracy"] is not None
+    nobody = dataclasses.replace(data, clients=tuple(without))
+    with pytest.raises(HardyError, match="no client has validation rows"):
+        fit(papers.fedavg(), data=nobody, evaluation=choice, out=tmp_path / "run")
+    fit(papers.fedavg(), data=nobody, rounds=1, out=tmp_path / "run")
+    with pytest.raises(HardyError, match="has no best round"):
+        hardy.load(tmp_path / "run", method=papers.fedavg(), model=net, data=nobody, best=True)
 
 
 def test_mistakes(run):

@@ -66,8 +66,8 @@ class EvaluationChoice:
     threats: tuple[str, ...] = ()
     """attacks the finished run is measured under, such as ["pgd-20", "autoattack"]"""
     select: str | None = None
-    """attack under which accuracy on validation rows chooses the best round; absent: none. Under adversarial training
-    clean accuracy may rise on while robustness falls"""
+    """attack under which accuracy on validation rows chooses the best round; absent: clean accuracy does, which may
+    rise on under adversarial training while robustness falls"""
     attack_branch: str = "clean"
     """statistics the attacks climb on"""
     predict_branch: str = "clean"

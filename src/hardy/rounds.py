@@ -46,6 +46,11 @@ def fit(
     engine where the clients are elsewhere.
     """
     run = prepare(experiment, method=method, model=model, data=data, data_folder=data_folder, network=network)
+    select = experiment.evaluation.select
+    if select and network is None and not any(len(client.validation) for client in run.engine.data.clients):
+        raise HardyError(
+            f"evaluation.select is {select!r}, but no client has validation rows. Set data.validation, such as 0.1."
+        )
     if out is None:
         return _rounds(run, quiet=quiet)
     run.folder = Path(out)
@@ -93,7 +98,12 @@ def load(
     is `best`, so that figures of it do not take the place of the last round's."""
     run = _reopen(Path(folder), method, model, data, data_folder, None, None)
     if best:
-        run.folder = Path(folder) / "best"
+        run.folder, run.robust = Path(folder) / "best", {}
+        if not run.folder.is_dir():
+            raise HardyError(
+                f"{folder} has no best round: nobody held validation rows when it ran. Set data.validation, such as "
+                "0.1, and run it again, or take the last round."
+            )
         found, _ = load_checkpoint(run.folder)
         run.state, run.figures = to(found.server, run.engine.device), Figures(**found.figures)
         run.engine.store = {**run.engine.store, **run.engine.cast(found.store)}
@@ -180,12 +190,15 @@ def _rounds(run: Run, *, quiet: bool) -> Run:
             run.state, line = run.server.round(run.state, run.engine, rate)
             line = {"round": run.state.round, "seconds": time.perf_counter() - began, **line}
             line["macs"] = sum(costs.macs_of_a_round(run, run.state.round - 1).values())
-            _evaluate(run, line)
+            best = _evaluate(run, line)
             line |= run.engine.account(line)
             run.figures.add(line)
             if folder is not None:
                 with disk("metrics.jsonl"), (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
                     file.write(json.dumps(line) + "\n")
+                if best:  # to be served, not to be trained on: the networks without the objective's own tensors
+                    networks = {n: t for n, t in run.engine.store.items() if n in run.engine.plan.model_names}
+                    _save(run, folder / "best", networks, keep=1)
                 if pace.due(run.state.round) or run.state.round == rounds:
                     with pace.timed(run.state.round):
                         _save(run, folder / "checkpoint", run.engine.store)
@@ -230,11 +243,11 @@ def _ask_robustness(run: Run, engine: Flower) -> None:
             write_report(run.folder)
 
 
-def _evaluate(run: Run, line: dict[str, Any]) -> None:
-    """Accuracy on the rounds that ask for it. Selection looks at validation rows only."""
+def _evaluate(run: Run, line: dict[str, Any]) -> bool:
+    """Accuracy on the rounds that ask for it; whether this is the best so far. Selection looks at validation rows."""
     experiment, choice, done = run.experiment, run.experiment.evaluation, run.state.round
     if done % choice.every and done != experiment.rounds:
-        return
+        return False
     if isinstance(run.engine, Flower):
         said = run.engine.accuracies(run.state, choice.predict_branch, choice.selecting, part="validation")
         found = [averages(values, run.engine.data.clients) for values in said]
@@ -249,17 +262,13 @@ def _evaluate(run: Run, line: dict[str, Any]) -> None:
     if choice.diagnose:
         line |= diagnose(run.engine, run.state, experiment.training.rate_at(done - 1, experiment.rounds))
     score, best = (attacked or [validation])[0]["mean"], run.figures.best
-    if score is not None and (best is None or score > best["validation_accuracy"]):
-        run.figures.best = {
-            "round": done,
-            "select": choice.select,
-            "validation_accuracy": score,
-            "standard_accuracy": test,
-        }
-        if run.folder is not None:
-            # to be served, not to be trained on: the networks without the objective's own tensors
-            networks = {n: t for n, t in run.engine.store.items() if n in run.engine.plan.model_names}
-            _save(run, run.folder / "best", networks, keep=1)
+    if best is not None and best.get("select") != choice.select:
+        best = None  # the run goes on by another measure
+    if score is None or (best is not None and score <= best["validation_accuracy"]):
+        return False
+    figures = {"select": choice.select, "validation_accuracy": score, "standard_accuracy": test}
+    run.figures.best = {"round": done, **figures}
+    return True
 
 
 def _under(run: Run, threats: Sequence[str]) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ class Figures:
     latest: dict[str, Any] | None = None
     """standard accuracy at the last evaluation"""
     best: dict[str, Any] | None = None
-    """the round with the best validation accuracy, and the test accuracy it had"""
+    """the best round on validation rows, its accuracy there (under the attack of `select`), and on clean test rows"""
 
     def add(self, line: dict[str, Any]) -> None:
         for name in ("seconds", "bytes_up", "bytes_down", "macs"):

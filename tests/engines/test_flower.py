@@ -416,8 +416,17 @@ def test_nodes_measure_their_own_robustness():
     assert far.robust["fgsm"] == {key: near[key] for key in far.robust["fgsm"]}
 
 
+def test_an_attack_that_fails_costs_no_other_figures(caplog):
+    method, data = papers.fedbn(), federation()
+    choice = EvaluationChoice(select="autoattack@0.1")  # needs more classes than these clients have
+    near = fit(method, data=data, rounds=1)
+    far = run_over(grid_of(method, data), method, rounds=1, evaluation=choice)
+    assert far.figures.latest == near.figures.latest
+    assert "client 0, evaluate: apgd with loss='dlr'" in caplog.text
+
+
 def test_nodes_say_which_round_is_the_most_robust():
-    method, data, choice = papers.fedbn(), federation(), EvaluationChoice(select="fgsm@0.3")
+    method, data, choice = papers.fedbn(), federation(), EvaluationChoice(select="FGSM@ 0.3")
     near = fit(method, data=data, rounds=4, evaluation=choice).figures.best
     far = run_over(grid_of(method, data), method, rounds=4, evaluation=choice).figures.best
     assert far == near and 0 < near["validation_accuracy"] < 1

@@ -23,6 +23,7 @@ from hardy.messages import Answer, Slot, Work
 from hardy.method import Plan
 from hardy.partition import Placement
 from hardy.parts.compression import Compression
+from hardy.robustness.threats import parse
 from hardy.state import ServerState
 
 _LOG = logging.getLogger("flwr")
@@ -134,7 +135,8 @@ class Flower(Engine):
     ) -> list[list[float | None]]:
         """The share of validation and of test rows that each client classifies rightly, and of the rows of this part
         under each threat, as the nodes say."""
-        shared, asked = wire.pack(state.shared), {"threats": list(threats), "part": part} if threats else {}
+        threats = [parse(threat).name for threat in threats]
+        shared, asked = wire.pack(state.shared), {"threats": threats, "part": part} if threats else {}
         found: list[list[float | None]] = [[None] * len(self.data.clients) for _ in range(2 + len(threats))]
 
         def content(client: int) -> Any:

@@ -5,6 +5,7 @@ every message, since Flower starts a new process for each. Its private tensors s
 Context, which is lost with the run and with the SuperNode.
 """
 
+import logging
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -35,6 +36,7 @@ from hardy.tensors import Tensors
 
 KEYS = {"client", "data", "source", "domain", "kind", "budget", "state", "device", "threads", "classes"}
 """what a node's configuration may hold"""
+_LOG = logging.getLogger("flwr")
 _KEPT = 3
 """rounds whose private tensors are kept: the server has two checkpoints to go back to, and a round it is in"""
 
@@ -157,8 +159,12 @@ class Node:
                 state=state,
                 figures=Figures(),
             )
-            on = cast(Part, asked["part"])
-            under = evaluation.evaluate(alone, threats, part=on, checks=False, quiet=True)["robust_accuracy"]
+            part = cast(Part, asked["part"])
+            try:
+                under = evaluation.evaluate(alone, threats, part=part, checks=False, quiet=True)["robust_accuracy"]
+            except HardyError as error:  # what it has said of clean images holds all the same
+                _LOG.warning("client %d, evaluate: %s", self.number, error)
+                under = {}
             said |= {name: found["mean"] for name, found in under.items() if found["mean"] is not None}
         return RecordDict({"accuracy": MetricRecord(said)})
 

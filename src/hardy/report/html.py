@@ -57,11 +57,12 @@ def _header(run: Run) -> str:
 
 
 def _curves(run: Run) -> list[str]:
+    attack = (run.summary.get("best") or {}).get("select")
     overall = [
         Series(label="mean", points=run.series("standard_accuracy", "mean"), style="ink"),
         Series(label="worst client", points=run.series("standard_accuracy", "worst_client"), style="c1"),
         Series(label="validation", points=run.series("validation_accuracy", "mean"), style="muted dashed"),
-        Series(label="validation, attacked", points=run.series("selection_accuracy", "mean"), style="c2 dashed"),
+        Series(label=f"validation, {attack}", points=run.series("selection_accuracy", "mean"), style="c2 dashed"),
     ]
     by_domain = [
         Series(label=domain, points=run.series("standard_accuracy", "by_domain", domain)) for domain in run.domains()
