@@ -177,6 +177,8 @@ def test_the_best_round_may_be_the_most_robust_one(tmp_path):
     best = one.summary()["best"]
     assert (best["round"], best["validation_accuracy"], best["select"]) == (most + 1, attacked[most], choice.select)
 
+    assert f"{choice.select}, validation" in (tmp_path / "run" / "report.html").read_text()
+
     before = (tmp_path / "run" / "summary.json").read_text()
     chosen = hardy.load(tmp_path / "run", best=True, method=papers.fedavg(), model=net, data=federation())
     found = hardy.evaluate(chosen, choice.select, part="validation", checks=False, quiet=True)
@@ -193,12 +195,10 @@ def test_a_run_that_goes_on_by_another_measure_forgets_the_best_by_the_old_one(t
     given = {"method": papers.fedavg(), "model": net, "data": federation()}
     fit(papers.fedavg(), rounds=3, out=tmp_path / "run")
     saved = tmp_path / "run" / "config.toml"
-    saved.write_text(saved.read_text().replace("rounds = 3", "rounds = 4").replace("[evaluation]", SELECT))
+    longer = saved.read_text().replace("rounds = 3", "rounds = 4")
+    saved.write_text(longer.replace("[evaluation]", '[evaluation]\nselect = "pgd-3@0.3"'))
     best = hardy.resume(tmp_path / "run", **given, quiet=True).figures.best
     assert (best["round"], best["select"]) == (4, "pgd-3@0.3")
-
-
-SELECT = '[evaluation]\nselect = "pgd-3@0.3"'
 
 
 def test_validation_rows_are_needed_by_one_client_at_least(tmp_path):

@@ -248,9 +248,8 @@ def _table(summary: dict[str, Any]) -> str:
     ]
     best = summary["best"]
     if best and best["round"] != summary["rounds"]:
-        measure = f" (clean; chosen under {best['select']})" if best.get("select") else ""
-        title = f"mean at best validation (round {best['round']}){measure}"
-        rows.append((title, best["standard_accuracy"]["mean"]))
+        chosen = f", chosen under {best['select']}" if best.get("select") else ""
+        rows.append((f"mean at best validation (round {best['round']}{chosen})", best["standard_accuracy"]["mean"]))
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {value:6.1%}" for name, value in rows if value is not None]
     where = f"{summary['engine']}, {summary['device']}"

@@ -101,8 +101,8 @@ def load(
         run.folder, run.robust = Path(folder) / "best", {}
         if not run.folder.is_dir():
             raise HardyError(
-                f"{folder} has no best round: nobody held validation rows when it ran. Set data.validation, such as "
-                "0.1, and run it again, or take the last round."
+                f"{folder} has no best round: none was evaluated on validation rows. Set data.validation, such as 0.1, "
+                "and run it again, or take the last round."
             )
         found, _ = load_checkpoint(run.folder)
         run.state, run.figures = to(found.server, run.engine.device), Figures(**found.figures)
@@ -266,8 +266,8 @@ def _evaluate(run: Run, line: dict[str, Any]) -> bool:
         best = None  # the run goes on by another measure
     if score is None or (best is not None and score <= best["validation_accuracy"]):
         return False
-    figures = {"select": choice.select, "validation_accuracy": score, "standard_accuracy": test}
-    run.figures.best = {"round": done, **figures}
+    figures = {"round": done, "select": choice.select, "validation_accuracy": score, "standard_accuracy": test}
+    run.figures.best = figures
     return True
 
 

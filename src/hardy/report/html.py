@@ -62,7 +62,7 @@ def _curves(run: Run) -> list[str]:
         Series(label="mean", points=run.series("standard_accuracy", "mean"), style="ink"),
         Series(label="worst client", points=run.series("standard_accuracy", "worst_client"), style="c1"),
         Series(label="validation", points=run.series("validation_accuracy", "mean"), style="muted dashed"),
-        Series(label=f"validation, {attack}", points=run.series("selection_accuracy", "mean"), style="c2 dashed"),
+        Series(label=f"{attack}, validation", points=run.series("selection_accuracy", "mean"), style="c2 dashed"),
     ]
     by_domain = [
         Series(label=domain, points=run.series("standard_accuracy", "by_domain", domain)) for domain in run.domains()
