@@ -21,13 +21,13 @@ import torch
 
 import hardy
 from engines import federation, provenance
-from hardy.client import Training
+from hardy.attacks.gradient import pgd
+from hardy.core.client import Training
+from hardy.core.server import Cohort
 from hardy.engines import EngineChoice, lane
 from hardy.models import digits_cnn, tiny_cnn
-from hardy.parts.budget import exponential, with_capacity
+from hardy.parts.budgets import exponential, with_capacity
 from hardy.registry import PARTS
-from hardy.robustness.attacks import pgd
-from hardy.server import Cohort
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from hardy.client import Training
+from hardy.core.client import Training
 from hardy.config import Experiment
 from hardy.data.splits import Client, Federation
 from hardy.engines import ENGINES, EngineChoice
-from hardy.experiment import prepare
-from hardy.run import Run
-from hardy.state import versions
+from hardy.runs.prepare import prepare
+from hardy.runs.run import Run
+from hardy.core.state import versions
 
 CORES = len(os.sched_getaffinity(0))
 CLIENTS, IMAGES, WARM_UP = 10, 60, 2

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 
 import hardy
-from hardy import client, tensors
-from hardy.client import Training
+from hardy.attacks.threats import parse
+from hardy.core import client, tensors
+from hardy.core.client import Training
 from hardy.data.splits import Client, Federation
 from hardy.engines import EngineChoice
+from hardy.evaluation.measure import Branches, Deployed
 from hardy.models import digits_cnn, fbn_cnn
-from hardy.robustness.evaluate import Branches, Deployed
-from hardy.robustness.threats import parse
 
 CUDA = torch.cuda.is_available()
 
@@ -81,14 +81,14 @@ def train_only(run, work) -> None:
 
 
 def work_of(run):
-    from hardy.messages import Slot, Work
+    from hardy.core.messages import Slot, Work
 
     slots = [Slot(i) for i in range(len(run.engine.train_rows))]
     return Work(round=0, rate=0.01, slots=slots, shared=run.state.shared, reported=run.state.reported)
 
 
 def bare_step(run):
-    """The vectorised step on resident tensors, without any federation around it."""
+    """The vectorised step on device_data tensors, without any federation around it."""
     engine, work = run.engine, work_of(run)
     rows = torch.stack([torch.from_numpy(engine.batches(0, s.client)[0]) for s in work.slots]).to(engine.device)
     received = tensors.gather(work.shared, 0)

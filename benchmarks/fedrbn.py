@@ -14,7 +14,7 @@ import torch
 
 import hardy
 from engines import provenance, train_only
-from hardy.messages import Slot, Work
+from hardy.core.messages import Slot, Work
 
 EXPERIMENT = Path(__file__).parents[1] / "experiments/fedrbn/digits.toml"
 ONE = ["evaluation.attack_branch=clean", "evaluation.predict_branch=clean"]  # one set of statistics

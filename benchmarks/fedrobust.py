@@ -18,13 +18,14 @@ from pathlib import Path
 import torch
 
 from engines import CUDA, federation, prepare, provenance, train_only, work_of
-from hardy import papers, tensors
-from hardy.client import Training
+from hardy import papers
+from hardy.attacks.gradient import fgsm, pgd
+from hardy.core import tensors
+from hardy.core.client import Training
 from hardy.errors import HardyError
 from hardy.models import flra_alexnet, tiny_cnn
 from hardy.papers.fedrobust import Structure
-from hardy.parts.norm import absent
-from hardy.robustness.attacks import fgsm, pgd
+from hardy.parts.norms import absent
 
 STRUCTURES = Structure.__args__
 

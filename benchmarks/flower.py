@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from hardy import config
-from hardy.flower.trial import Site, descendants, network, site, watch
+from hardy.flower.local import Site, descendants, network, site, watch
 
 BARE = """
 import json, time

@@ -24,12 +24,12 @@ import torch
 from numpy.typing import NDArray
 
 from hardy import models, papers
-from hardy.client import Training
+from hardy.core.client import Training
+from hardy.core.messages import Answer, Slot, Work
+from hardy.core.server import Server, Trains
 from hardy.data.splits import Client
-from hardy.messages import Answer, Slot, Work
-from hardy.parts.aggregation import Aggregator, chain
+from hardy.parts.aggregators.base import Aggregator, chain
 from hardy.registry import PARTS
-from hardy.server import Server, Trains
 
 Arrays = Mapping[str, NDArray[Any]]
 CLIENTS, EXAMPLES, F = 10, 50, 1

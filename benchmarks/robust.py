@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from hardy.messages import Slot, Updates
-from hardy.partition import Role
-from hardy.parts import mixing, robust
-from hardy.parts.aggregation import Frame, Stage
+from hardy.core.messages import Slot, Updates
+from hardy.core.partition import Role
+from hardy.parts.aggregators import stages as mixing, robust
+from hardy.parts.aggregators.base import RoundContext, Stage
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PARAMETERS = 14_000_000
@@ -144,7 +144,7 @@ def _resident(key: str) -> float:
     return next(int(line.split()[1]) * 1024.0 for line in lines if line.startswith(key))
 
 
-def problem(count: int, width: int) -> tuple[Updates, Frame]:
+def problem(count: int, width: int) -> tuple[Updates, RoundContext]:
     draw = torch.Generator(DEVICE).manual_seed(0)
     matrix = torch.randn(count, width, generator=draw, device=DEVICE)
     figures = torch.ones(count, device=DEVICE)
@@ -152,15 +152,15 @@ def problem(count: int, width: int) -> tuple[Updates, Frame]:
     updates = Updates(slots=slots, shared={"w": matrix}, reported={}, weights=figures, steps=figures, loss=figures)
     updates.__dict__["matrix"] = matrix  # as after admission, which builds it
     sent = {"w": torch.zeros(1, width, device=DEVICE)}
-    return updates, Frame(shared=sent, roles={"w": Role.WEIGHT}, bases=1, clients=count)
+    return updates, RoundContext(shared=sent, roles={"w": Role.WEIGHT}, bases=1, clients=count)
 
 
-def call(made: Any, updates: Updates, frame: Frame) -> Any:
-    return made.apply(updates, frame, {}) if isinstance(made, Stage) else made.combine(updates, frame)
+def call(made: Any, updates: Updates, context: RoundContext) -> Any:
+    return made.apply(updates, context, {}) if isinstance(made, Stage) else made.combine(updates, context)
 
 
 def compare(count: int, width: int, byzfl: Any, flower: Any) -> dict[str, Any]:
-    updates, frame = problem(count, width)
+    updates, context = problem(count, width)
     matrix = updates.matrix
     peers: dict[str, tuple[dict[str, Callable[[Any], Any]], Any]] = {}
     if byzfl:
@@ -172,7 +172,7 @@ def compare(count: int, width: int, byzfl: Any, flower: Any) -> dict[str, Any]:
         peers["flower"] = flower_parts(flower, count), [([row], 1) for row in matrix.cpu().numpy()]
     table: dict[str, Any] = {}
     for name, made in parts(count).items():
-        row = {"hardy": measure(lambda made=made: call(made, updates, frame))}
+        row = {"hardy": measure(lambda made=made: call(made, updates, context))}
         for peer, (functions, rows) in peers.items():
             if name in functions:
                 row[peer] = measure(lambda function=functions[name], rows=rows: function(rows))

@@ -16,11 +16,11 @@ import torch
 import hardy
 from engines import federation, provenance
 from hardy import papers
-from hardy.client import Training
+from hardy.attacks.gradient import pgd
+from hardy.core.client import Training
 from hardy.engines import EngineChoice
 from hardy.models import digits_cnn
-from hardy.parts.budget import exponential, with_capacity
-from hardy.robustness.attacks import pgd
+from hardy.parts.budgets import exponential, with_capacity
 
 
 def rounds(method, data, width: float, engine: str, times: int = 3) -> float:

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import hardy
-from hardy.client import Training
+from hardy.attacks.gradient import pgd
 from hardy.config import Experiment
+from hardy.core.client import Training
 from hardy.data.splits import Client, Federation
 from hardy.engines import EngineChoice
 from hardy.models import tiny_cnn
 from hardy.registry import PARTS
-from hardy.robustness.attacks import pgd
 
 torch.set_num_threads(1)
 SHAPE = (1, 8, 8)

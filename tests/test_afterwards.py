@@ -9,11 +9,11 @@ import torch
 import hardy
 from conftest import assert_close, federation, fit
 from hardy import papers
+from hardy.attacks.gradient import pgd
+from hardy.core.partition import Role
 from hardy.errors import HardyError
 from hardy.papers.fedbn import local
-from hardy.partition import Role
-from hardy.parts.norm import dual
-from hardy.robustness.attacks import pgd
+from hardy.parts.norms import dual
 
 SHORT = pgd(steps=2)
 
@@ -30,13 +30,13 @@ def held(net):
 
 def test_where_all_is_shared_a_newcomer_gets_just_that():
     run = fit(papers.fedavg(), rounds=1)
-    assert_close(held(run.newcomer("average")), {n: t[0] for n, t in run.state.shared.items()}, 0)
+    assert_close(held(run.network_for_new_client("average")), {n: t[0] for n, t in run.state.shared.items()}, 0)
 
 
 def test_norms_are_averaged_over_all_or_over_a_domain():
     run = fit(papers.fedbn(), rounds=1)
     for domain, members in ((None, [0, 1, 2, 3]), ("odd", [1, 3])):
-        found = held(run.newcomer("average", domain=domain))
+        found = held(run.network_for_new_client("average", domain=domain))
         for name, value in run.engine.store.items():
             torch.testing.assert_close(found[name], value[members, 0].mean(0))
 
@@ -47,9 +47,9 @@ def test_statistics_are_measured_on_the_newcomers_images():
     pixels = run.engine.data.x_train[:20]
     x = torch.from_numpy(pixels).double() / 255
     for images in (pixels, x, x.numpy()):
-        made = run.newcomer("images", images=images)
+        made = run.network_for_new_client("images", images=images)
         by_batch = made.nets[0](x, statistics="batch")
-        made = run.newcomer("images", images=images)
+        made = run.network_for_new_client("images", images=images)
         torch.testing.assert_close(made(x), by_batch, rtol=0.05, atol=0.05)
     values = run.engine.plan.model.conv1, run.engine.plan.model.scale
     first = torch.nn.functional.conv2d(
@@ -62,13 +62,13 @@ def test_statistics_are_measured_on_the_newcomers_images():
 def test_a_newcomer_is_given_robust_statistics_like_any_st_client():
     run = fit(papers.fedrbn(attack=SHORT), data=kinds("ST", "AT", "ST", "ST"), rounds=2)
     before = {n: t.clone() for n, t in run.state.reported.items()}
-    found = run.newcomer("average", domain="even").nets[0].kept  # no AT client there
+    found = run.network_for_new_client("average", domain="even").nets[0].kept  # no AT client there
     for name, value in run.state.reported.items():
         if run.engine.plan.tags[name].branch == "adversarial":
             assert torch.equal(found[name], value[1, 0])
     two = fit(papers.fedrbn(attack=SHORT), data=kinds("AT", "AT", "ST", "ST"), rounds=2)
     images = two.engine.data.x_train[two.engine.data.clients[1].train]
-    made = two.newcomer("images", images=images)
+    made = two.network_for_new_client("images", images=images)
     name = "norm1.adversarial.mean"
     ends = two.state.reported[name][:2, 0]
     assert (
@@ -80,7 +80,7 @@ def test_a_newcomer_is_given_robust_statistics_like_any_st_client():
 def test_without_propagation_the_robust_branch_is_averaged_over_those_who_attack():
     norm = dual(clean=local(), adversarial=local())
     run = fit(papers.fatavg_dbn(attack=SHORT).replace(norm=norm), data=kinds("AT", "ST", "AT", "ST"), rounds=1)
-    found = run.newcomer("average").nets[0].kept
+    found = run.network_for_new_client("average").nets[0].kept
     for name, value in run.engine.store.items():
         members = [0, 2] if run.engine.plan.tags[name].branch == "adversarial" else [0, 1, 2, 3]
         if name in found:
@@ -101,7 +101,7 @@ def test_without_propagation_the_robust_branch_is_averaged_over_those_who_attack
 def test_impossible_newcomers_are_refused(method, options, message):
     run = fit(method(), rounds=1)
     with pytest.raises(HardyError, match=message):
-        run.newcomer(options.pop("statistics"), **options)
+        run.network_for_new_client(options.pop("statistics"), **options)
 
 
 def test_fine_tuning_moves_what_is_not_held_and_leaves_the_run_alone():

@@ -10,7 +10,7 @@ from hardy import config, papers
 from hardy.cli import main
 from hardy.errors import HardyError
 from hardy.papers.fedavg import proximal
-from hardy.parts.aggregation import mean
+from hardy.parts.aggregators.base import mean
 
 MISTAKES = [
     ("rouns = 3", "unknown key in the experiment 'rouns'. Did you mean 'rounds'?"),

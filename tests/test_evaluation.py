@@ -11,18 +11,18 @@ import torch
 import hardy
 from conftest import federation, fit, net
 from hardy import papers
+from hardy.attacks.autoattack import fab
+from hardy.attacks.threats import parse
 from hardy.config import EvaluationChoice
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
-from hardy.evaluation import evaluate
+from hardy.evaluation import measure as evaluating
+from hardy.evaluation.measure import Branches, Deployed
 from hardy.models import tiny_cnn
 from hardy.papers.fedbn import local
 from hardy.parts.adversarial import adversarial
-from hardy.parts.norm import batch, dual
-from hardy.robustness import evaluate as evaluating
-from hardy.robustness.autoattack import fab
-from hardy.robustness.evaluate import Branches, Deployed
-from hardy.robustness.threats import parse
+from hardy.parts.norms import batch, dual
+from hardy.runs.evaluate import evaluate
 
 VECTORISED = EngineChoice(name="vectorised", device="cpu", precision="float64")
 

@@ -10,13 +10,15 @@ import torch
 
 import hardy
 from conftest import fit, net
-from hardy import deploy, papers, predictor
+from hardy import papers
+from hardy.attacks.gradient import pgd
 from hardy.cli import main
+from hardy.deploy import onnx_runtime as deploy
+from hardy.deploy import predictor
+from hardy.deploy.export import export
 from hardy.errors import HardyError
-from hardy.export import export
 from hardy.models.count import macs
-from hardy.parts.norm import batch
-from hardy.robustness.attacks import pgd
+from hardy.parts.norms import batch
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 

@@ -11,18 +11,18 @@ import torch
 
 from conftest import everything, experiment, federation, fit, net
 from hardy import papers
-from hardy.client import Training
+from hardy.core.admission import Admission
+from hardy.core.client import Training
+from hardy.core.messages import Answer, Slot, Updates
+from hardy.core.partition import Placement, Role
+from hardy.core.server import Trains
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
-from hardy.experiment import prepare
-from hardy.messages import Answer, Slot, Updates
-from hardy.partition import Placement, Role
-from hardy.parts.admission import Admission
-from hardy.parts.aggregation import chain
-from hardy.parts.norm import Batch
+from hardy.faults.injection import Faults
+from hardy.parts.aggregators.base import chain
+from hardy.parts.norms import Batch
 from hardy.registry import PARTS
-from hardy.robustness.faults import Faults
-from hardy.server import Trains
+from hardy.runs.prepare import prepare
 
 BAD = 4
 FLOAT32 = EngineChoice(name="sequential", device="cpu", precision="float32")

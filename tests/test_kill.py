@@ -15,9 +15,9 @@ import hardy
 from conftest import everything, federation, fit, net
 from hardy import papers
 from hardy.config import CheckpointChoice
+from hardy.core.server import Cohort
 from hardy.engines.sequential import Sequential
 from hardy.papers.scaffold import controlled
-from hardy.server import Cohort
 
 ROUNDS = 12
 OPTIONS = {"rounds": ROUNDS, "cohort": Cohort(fraction=0.5), "checkpoint": CheckpointChoice(every=1)}

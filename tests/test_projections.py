@@ -9,10 +9,10 @@ import torch
 import hardy
 from conftest import federation, fit
 from hardy import papers
-from hardy.evaluation import evaluate
-from hardy.projections import norms, penultimate, plane, write
+from hardy.attacks.gradient import pgd
+from hardy.evaluation.projections import norms, penultimate, plane, write
 from hardy.report.plots import Cloud, scatter
-from hardy.robustness.attacks import pgd
+from hardy.runs.evaluate import evaluate
 
 SHORT = pgd(steps=1)
 
@@ -79,7 +79,7 @@ def test_a_client_that_diverged_is_left_out_and_named(tmp_path):
 
 def test_representations_are_what_the_last_layer_sees():
     run = fit(papers.fedavg(), rounds=1)
-    made = run.newcomer("average")
+    made = run.network_for_new_client("average")
     x = torch.rand(5, *run.engine.data.shape, dtype=torch.float64)
     seen = penultimate(made, x, "clean")
     last = made.nets[0].trained

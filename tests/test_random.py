@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hardy import random
+from hardy.core import random
 
 
 @pytest.mark.parametrize("p", [0.0, 0.25, 0.9])

@@ -6,9 +6,9 @@ import json
 import pytest
 import torch
 
-from hardy import state
+from hardy.core import state
+from hardy.core.state import Checkpoint, ServerState, load_checkpoint, save_checkpoint
 from hardy.errors import HardyError
-from hardy.state import Checkpoint, ServerState, load_checkpoint, save_checkpoint
 
 
 def checkpoint(round: int) -> Checkpoint:

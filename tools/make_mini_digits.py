@@ -83,7 +83,7 @@ def typeset(digit: int, *, neighbours: float, gap: float, rng: Generator) -> Flo
 
 
 def warp(ink: Floats, *, zoom: float, turn: float, lean: float, drift: float, rng: Generator) -> Floats:
-    """The ink `zoom` times as large in a 28x28 frame, with a random turn (degrees), lean and drift (pixels)."""
+    """The ink `zoom` times as large in a 28x28 context, with a random turn (degrees), lean and drift (pixels)."""
     angle = np.deg2rad(rng.normal(0, turn))
     rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     matrix = rotation @ np.array([[1.0, 0.0], [rng.normal(0, lean), 1.0]]) / zoom

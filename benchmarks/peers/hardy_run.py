@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 import work
 
-from hardy.client import Training
+from hardy.core.client import Training
 from hardy.config import Experiment
 from hardy.data.splits import Client, Federation
 from hardy.engines import Engine, EngineChoice
-from hardy.experiment import prepare
-from hardy.messages import Updates, Work
-from hardy.server import Cohort
+from hardy.runs.prepare import prepare
+from hardy.core.messages import Updates, Work
+from hardy.core.server import Cohort
 
 
 class Counted:

@@ -1,4 +1,4 @@
-"""FBN's two-dimensional example (Figures 1 and 2): python experiments/fbn/two_dimensions.py OUT_FOLDER
+"""FBN's two-dimensional example (RunTotals 1 and 2): python experiments/fbn/two_dimensions.py OUT_FOLDER
 
 Ten clients hold one class each, points around a place on a circle. What does each BatchNorm make of them after 100
 rounds, and how far is it from one machine's, for clients that share more or less of their points? Writes two pictures
@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 import hardy
-from hardy.messages import Slot, Updates
-from hardy.models.layers import forcing
-from hardy.models.net import Net
+from hardy.core.layers import forcing
+from hardy.core.messages import Slot, Updates
+from hardy.core.net import Net
 from hardy.papers.fbn import federated
 from hardy.papers.fixbn import fixed
-from hardy.parts.aggregation import Frame
-from hardy.parts.norm import batch
+from hardy.parts.aggregators.base import RoundContext
+from hardy.parts.norms import batch
 
 CLIENTS, POINTS, ROUNDS = 10, 30, 100
 NORMS = {"Naive": batch(), "FixBN": fixed(after=ROUNDS // 2), "FBN": federated()}
@@ -61,8 +61,8 @@ def rounds(norm, gamma: float, seed: int = 0):
         slots = [Slot(i) for i in range(CLIENTS)]
         told = {name: torch.stack([row[name] for row in kept]) for name in shared}
         updates = Updates(slots=slots, shared=told, reported={}, weights=ones, steps=ones, loss=ones)
-        frame = Frame(shared=shared, roles=plan.roles, bases=1, clients=CLIENTS)
-        shared, _ = plan.aggregator.finish(plan.aggregator.fold(None, updates, frame), frame, {})
+        context = RoundContext(shared=shared, roles=plan.roles, bases=1, clients=CLIENTS)
+        shared, _ = plan.aggregator.finish(plan.aggregator.fold(None, updates, context), context, {})
         yield points, label, torch.stack(outs).detach()
 
 
@@ -77,8 +77,8 @@ def text(x: float, y: float, words: str, size: int = 13, anchor: str = "middle")
 
 def svg(width: int, height: int, body: list[str]) -> str:
     style = 'font-family="sans-serif" fill="#333"'
-    frame = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {style}>'
-    return "\n".join([frame, f'<rect width="{width}" height="{height}" fill="#fff"/>', *body, "</svg>\n"])
+    context = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {style}>'
+    return "\n".join([context, f'<rect width="{width}" height="{height}" fill="#fff"/>', *body, "</svg>\n"])
 
 
 def picture_of_points(last: dict) -> str:

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 
 import hardy
+from hardy.attacks.gradient import PGD, pgd
+from hardy.attacks.threats import Threat, parse
 from hardy.papers import fatbn, fedrbn
-from hardy.robustness.attacks import PGD, pgd
-from hardy.robustness.threats import Threat, parse
 
 
 class MidGrey(PGD):

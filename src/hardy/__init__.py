@@ -7,15 +7,15 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from hardy import models, papers, parts
-from hardy.client import Training
 from hardy.config import Experiment, read
+from hardy.core.client import Training
+from hardy.core.method import Method
+from hardy.core.state import VERSION as __version__
 from hardy.data.array_sources import arrays
 from hardy.data.splits import federate
 from hardy.errors import HardyError
-from hardy.method import Method
-from hardy.rounds import evaluate, fit, load, resume
-from hardy.run import Run
-from hardy.state import VERSION as __version__
+from hardy.runs.loop import evaluate, fit, load, resume
+from hardy.runs.run import Run
 
 __all__ = [
     "Experiment",

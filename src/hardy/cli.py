@@ -11,19 +11,20 @@ from pathlib import Path
 from typing import Any, get_args
 
 import hardy
-from hardy import config, evaluation
+from hardy import config
+from hardy.attacks.threats import PRESETS
+from hardy.core.state import write_atomic
 from hardy.data.sources import data_root, describe
-from hardy.engines import ENGINES, Resident, seconds_per_slot
+from hardy.deploy.export import export
+from hardy.engines import ENGINES, DeviceData, seconds_per_slot
 from hardy.errors import HardyError
-from hardy.experiment import prepare
-from hardy.export import export
-from hardy.progress import clock
+from hardy.evaluation.measure import Part
 from hardy.registry import PARTS
 from hardy.report.compare import compare, seeds_summary, write_comparison
 from hardy.report.tensorboard import require_tensorboard, write_tensorboard
-from hardy.robustness.evaluate import Part
-from hardy.robustness.threats import PRESETS
-from hardy.state import write_atomic
+from hardy.runs import evaluate as evaluation
+from hardy.runs.prepare import prepare
+from hardy.runs.progress import clock
 
 _LEVELS = (0.0, 0.2, 0.5, 0.8, 1.0)
 """robustness in a table of settings, as in Split-Mix's Fig. 7"""
@@ -160,7 +161,7 @@ def _run(options: Any) -> None:
     if chosen.engine.name == "flower":
         if options.seeds > 1:
             raise HardyError(f"--seeds is {options.seeds}; over Flower run one seed at a time (seed=...).")
-        from hardy.flower.trial import trial
+        from hardy.flower.local import trial
 
         _far(trial(chosen, out, data_folder=options.data, quiet=options.quiet), options)
         return
@@ -189,7 +190,7 @@ def _free(folder: Path) -> Path:
 def _resume(options: Any) -> None:
     saved = options.folder / "config.toml"
     if saved.is_file() and (chosen := config.read(str(saved), check=False)).engine.name == "flower":
-        from hardy.flower.trial import trial
+        from hardy.flower.local import trial
 
         if not (options.folder / "flower").is_dir():
             raise HardyError(
@@ -216,7 +217,7 @@ def _far(folder: Path, options: Any) -> None:
 
 
 def _flower_certificates(options: Any) -> None:
-    from hardy.flower.deploy import certificates
+    from hardy.flower.certificates import certificates
 
     certificates(options.folder, hosts=options.hosts.split(","), nodes=options.nodes, days=options.days)
     print(f"written: {options.folder}/ca.pem for everybody, server.pem and server.key for the SuperLink, ")
@@ -224,7 +225,7 @@ def _flower_certificates(options: Any) -> None:
 
 
 def _flower_app(options: Any) -> None:
-    from hardy.flower.deploy import app
+    from hardy.flower.certificates import app
 
     app(options.folder, _read(options), superlink=options.superlink, authority=options.ca, out=options.out)
     print(f"written: {options.folder}. Then:\n  . {options.folder}/environment\n  flwr run {options.folder} --stream")
@@ -349,9 +350,9 @@ def _data(options: Any) -> None:
 def _bench(options: Any) -> None:
     chosen = _read(options)
     run = prepare(replace(chosen, engine=replace(chosen.engine, name="sequential")), data_folder=options.data)
-    resident: Resident = run.engine.resident
+    device_data: DeviceData = run.engine.device_data
     for name, kind in ENGINES.items():
-        engine = kind(run.engine.plan, resident, chosen.training, seed=chosen.seed, lane=chosen.engine.lane)
+        engine = kind(run.engine.plan, device_data, chosen.training, seed=chosen.seed, lane=chosen.engine.lane)
         best = min(seconds_per_slot(engine, steps=2) for _ in range(4)) / 2
         print(f"{name:<12} {best * 1e3:8.2f} ms a client and local step")
 

@@ -12,16 +12,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from hardy.client import Training
+from hardy.attacks.threats import parse as parse_threat
+from hardy.core.admission import Admission
+from hardy.core.client import Training
+from hardy.core.method import Method
+from hardy.core.server import Cohort
 from hardy.data.splits import Affording
 from hardy.engines import EngineChoice, Network
 from hardy.errors import HardyError, unknown
-from hardy.method import Method
-from hardy.parts.admission import Admission
+from hardy.faults.injection import Faults
 from hardy.registry import KINDS, PARTS, find, name_of
-from hardy.robustness.faults import Faults
-from hardy.robustness.threats import parse as parse_threat
-from hardy.server import Cohort
 
 Table = dict[str, Any]
 FROM_PYTHON = "from Python"

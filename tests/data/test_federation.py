@@ -10,7 +10,7 @@ from conftest import federation, fit
 from hardy import papers
 from hardy.data.splits import with_kinds
 from hardy.errors import HardyError
-from hardy.parts.budget import groups, with_capacity
+from hardy.parts.budgets import groups, with_capacity
 
 
 @pytest.mark.parametrize(

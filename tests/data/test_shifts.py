@@ -8,14 +8,15 @@ import torch
 
 import hardy
 from conftest import federation, fit
-from hardy import papers, random
+from hardy import papers
+from hardy.attacks.devices import unseen_camera
+from hardy.attacks.threats import parse as threat
 from hardy.config import DataChoice, Experiment, parse
+from hardy.core import random
 from hardy.data.shifts import camera, device, gaussian_affine, seen, shifted
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
-from hardy.evaluation import evaluate
-from hardy.robustness.devices import unseen_camera
-from hardy.robustness.threats import parse as threat
+from hardy.runs.evaluate import evaluate
 
 NOTHING = {"blur": 0.0, "colour": 0.0, "contrast": 0.0, "brightness": 0.0, "gamma": 0.0}
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hardy import random
+from hardy.core import random
 from hardy.data.dataset import Dataset, Domain
 from hardy.data.splits import (
     Federation,

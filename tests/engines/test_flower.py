@@ -11,17 +11,17 @@ import torch
 import hardy
 from conftest import SHAPE, assert_close, everything, experiment, federation, fit, net
 from hardy import papers
-from hardy.client import Training
 from hardy.config import EvaluationChoice
+from hardy.core.client import Training
+from hardy.core.partition import Placement, Role
+from hardy.core.server import Cohort
+from hardy.deploy.export import export
 from hardy.engines import EngineChoice, Network
 from hardy.errors import HardyError
-from hardy.export import export
+from hardy.faults.injection import Faults
 from hardy.flower import wire
 from hardy.models import tiny_cnn
-from hardy.partition import Placement, Role
 from hardy.parts.compression import half_precision, top_k
-from hardy.robustness.faults import Faults
-from hardy.server import Cohort
 
 pytest.importorskip("flwr", reason="the flower extra is not installed")
 
@@ -29,8 +29,8 @@ from flwr.app import Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from hardy.flower.apps import client_app, serve
+from hardy.flower.membership import Profile
 from hardy.flower.node import Given, Memory, Node
-from hardy.flower.roll import Profile
 
 FLOWER = EngineChoice(name="flower", device="cpu", precision="float64")
 
@@ -346,7 +346,7 @@ def test_a_profile_that_cannot_be_is_refused(lie):
 class _Without(Faults):
     client: int = 0
 
-    def strike(self, seed, round, cohort):
+    def sample_faults(self, seed, round, cohort):
         return {self.client: "dropped"}
 
 
@@ -487,7 +487,7 @@ def test_error_feedback_sends_everything_in_the_end():
     change, lost, sent = torch.randn(50, dtype=torch.float64), {}, torch.zeros(50, dtype=torch.float64)
     for turn in range(30):
         new = {"w": change if turn == 0 else torch.zeros_like(change)}
-        pieces, lost = wire.squeeze(top_k(share=0.1), new, {"w": torch.zeros_like(change)}, lost, ["w"])
+        pieces, lost = wire.compress(top_k(share=0.1), new, {"w": torch.zeros_like(change)}, lost, ["w"])
         sent += wire.expand(top_k(share=0.1), pieces, {"w": torch.zeros_like(change)}, ["w"])["w"]
     torch.testing.assert_close(sent, change)
 

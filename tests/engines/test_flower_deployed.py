@@ -14,14 +14,14 @@ import pytest
 import hardy
 from conftest import assert_close
 from hardy import config
-from hardy.robustness.faults import Faults
-from hardy.state import load_checkpoint
+from hardy.core.state import load_checkpoint
+from hardy.faults.injection import Faults
 
 pytest.importorskip("flwr", reason="the flower extra is not installed")
 
 from hardy.cli import main
-from hardy.flower.deploy import certificates
-from hardy.flower.trial import descendants, members, network, site, watch
+from hardy.flower.certificates import certificates
+from hardy.flower.local import descendants, members, network, site, watch
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -126,7 +126,7 @@ class _Without(Faults):
 
     missing: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
-    def strike(self, seed, round, cohort):
+    def sample_faults(self, seed, round, cohort):
         return {client: "dropped" for client, rounds in self.missing if round + 1 in rounds}
 
 

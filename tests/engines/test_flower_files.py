@@ -14,7 +14,7 @@ pytest.importorskip("flwr", reason="the flower extra is not installed")
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key, load_ssh_public_key
 
-from hardy.flower.deploy import certificates
+from hardy.flower.certificates import certificates
 
 
 def test_certificates_fit_together_and_keys_are_kept_from_others(tmp_path):

@@ -15,8 +15,8 @@ import torch
 import hardy
 from conftest import everything, federation, fit
 from hardy import papers
+from hardy.attacks.gradient import pgd
 from hardy.engines import EngineChoice
-from hardy.robustness.attacks import pgd
 
 FILE = Path(__file__).with_name("hashes.json")
 METHODS = {

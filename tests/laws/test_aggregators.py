@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hardy  # noqa: F401  (fills the registry)
-from hardy.messages import Slot, Updates
-from hardy.partition import Role
-from hardy.parts.aggregation import Frame, by_role, chain, mean
+from hardy.core.messages import Slot, Updates
+from hardy.core.partition import Role
+from hardy.parts.aggregators.base import RoundContext, by_role, chain, mean
 from hardy.registry import PARTS
 
 ROLES = {"w": Role.WEIGHT, "mean": Role.NORM_MEAN, "count": Role.COUNTER}
@@ -45,17 +45,17 @@ def updates(slots: int, bases: int = 1, seed: int = 0, spread: float = 1.0) -> U
     )
 
 
-def frame(bases: int = 1, sent: float = 0.0) -> Frame:
+def context(bases: int = 1, sent: float = 0.0) -> RoundContext:
     shared = {
         "w": torch.full((bases, 4, 3), sent).double(),
         "mean": torch.full((bases, 4), sent).double(),
         "count": torch.zeros(bases).long(),
     }
-    return Frame(shared=shared, roles=ROLES, bases=bases, clients=14)
+    return RoundContext(shared=shared, roles=ROLES, bases=bases, clients=14)
 
 
 def aggregate(rule, parts, bases=1, sent=0.0):
-    folded, given_frame = None, frame(bases, sent)
+    folded, given_frame = None, context(bases, sent)
     names = [
         n for n in given_frame.shared if n != "count" or not isinstance(rule, PARTS["aggregator"]["normalised_mean"])
     ]

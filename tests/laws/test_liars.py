@@ -8,12 +8,12 @@ import torch
 import hardy
 from conftest import assert_close, everything, experiment, federation, fit, net
 from hardy import papers
+from hardy.core.messages import Updates
+from hardy.core.server import Cohort, Trains
 from hardy.engines import EngineChoice
-from hardy.experiment import prepare
-from hardy.messages import Updates
+from hardy.faults.injection import Faults
 from hardy.registry import PARTS
-from hardy.robustness.faults import Faults
-from hardy.server import Cohort, Trains
+from hardy.runs.prepare import prepare
 from test_hostile_replies import BAD, FLOAT32, Outside, assert_same, ended, spoiling, without
 
 VECTORISED = EngineChoice(name="vectorised", device="cpu", precision="float64", lane=2)

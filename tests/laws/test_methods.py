@@ -9,15 +9,15 @@ import torch
 import hardy
 from conftest import assert_close, everything, experiment, federation, fit, net
 from hardy import papers
-from hardy.client import Training
+from hardy.core.client import Training
+from hardy.core.messages import Slot
+from hardy.core.partition import Placement, Role
+from hardy.core.server import Cohort
 from hardy.engines import EngineChoice, sequential
 from hardy.engines.vectorised import Vectorised
-from hardy.messages import Slot
+from hardy.faults.injection import Faults
 from hardy.papers.sfat import slack
-from hardy.partition import Placement, Role
-from hardy.parts.objective import cross_entropy
-from hardy.robustness.faults import Faults
-from hardy.server import Cohort
+from hardy.parts.objectives import cross_entropy
 
 VECTORISED = EngineChoice(name="vectorised", device="cpu", precision="float64", lane=3)
 
@@ -105,7 +105,7 @@ def test_a_client_that_turns_to_nan_changes_nothing_for_the_others(method, monke
         pytest.skip("one pooled client: there are no others")
     from hardy.engines import base
 
-    images = base.Resident.images
+    images = base.DeviceData.images
     data = federation()
     poisoned = torch.from_numpy(data.clients[1].train)
 
@@ -115,7 +115,7 @@ def test_a_client_that_turns_to_nan_changes_nothing_for_the_others(method, monke
         return torch.where(bad[..., None, None, None], torch.nan, x)
 
     absent = fit(method, data=data, rounds=1, faults=_Always(client=1))
-    monkeypatch.setattr(base.Resident, "images", broken)
+    monkeypatch.setattr(base.DeviceData, "images", broken)
     refused = fit(method, data=data, rounds=1)
     if absent.state.shared:
         assert_close(absent.state.shared, refused.state.shared, 0)
@@ -129,7 +129,7 @@ def test_a_client_that_turns_to_nan_changes_nothing_for_the_others(method, monke
 class _Always(Faults):
     client: int = 0
 
-    def strike(self, seed, round, cohort):
+    def sample_faults(self, seed, round, cohort):
         return {self.client: "dropped"}
 
 

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from hardy.core.layers import BatchNorm, Call, Dropout, Statistics, calling
+from hardy.core.net import Net
 from hardy.errors import HardyError
 from hardy.models import stacked
-from hardy.models.layers import BatchNorm, Call, Dropout, Statistics, calling
-from hardy.models.net import Net
 from hardy.models.stacked import MaxPool2d, _convolve, vectorising
 
 

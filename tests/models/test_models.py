@@ -7,12 +7,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 from torch.nn import functional as F
 
+from hardy.core.layers import BatchNorm, InputScale, Statistics, calling
 from hardy.errors import HardyError
 from hardy.models import MODELS, digits_cnn, fbn_cnn, mini_inception, mini_resnet, mlp, nin, tiny_cnn
-from hardy.models.adoption import adopt
 from hardy.models.blocks import Shape
+from hardy.models.convert import adopt
 from hardy.models.count import macs, parameters
-from hardy.models.layers import BatchNorm, InputScale, Statistics, calling
 from hardy.models.stacked import Conv2d
 
 CASES = [*((name, {}) for name in MODELS), ("flra_alexnet", {"lrn": True}), ("nin", {"relu_logits": True})]

@@ -9,23 +9,23 @@ from torch.func import grad
 
 from conftest import assert_close, everything, fit, net
 from hardy import config, papers
-from hardy.client import Training
+from hardy.attacks.gradient import pgd
+from hardy.core.client import Training
+from hardy.core.messages import Slot, Updates
+from hardy.core.net import Net
+from hardy.core.partition import Role
+from hardy.core.server import Cohort
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
-from hardy.messages import Slot, Updates
-from hardy.models.net import Net
 from hardy.papers.afl import agnostic, onto_simplex
 from hardy.papers.fat import affordable
 from hardy.papers.fed_soft_better import soft_better
 from hardy.papers.per_fedavg import halves, meta
 from hardy.papers.scaffold import control_mean
-from hardy.partition import Role
 from hardy.parts.adversarial import adversarial, by_kind, free
-from hardy.parts.aggregation import Frame, by_role, chain, mean
-from hardy.parts.norm import dual
-from hardy.parts.objective import Batch, cross_entropy
-from hardy.robustness.attacks import pgd
-from hardy.server import Cohort
+from hardy.parts.aggregators.base import RoundContext, by_role, chain, mean
+from hardy.parts.norms import dual
+from hardy.parts.objectives import Batch, cross_entropy
 
 VECTORISED = EngineChoice(name="vectorised", device="cpu", precision="float64", lane=3)
 
@@ -43,8 +43,8 @@ def updates(losses, clients=None, weights=None) -> Updates:
     )
 
 
-def frame(clients: int) -> Frame:
-    return Frame(shared={"w": torch.zeros(1, 1).double()}, roles={"w": Role.WEIGHT}, bases=1, clients=clients)
+def context(clients: int) -> RoundContext:
+    return RoundContext(shared={"w": torch.zeros(1, 1).double()}, roles={"w": Role.WEIGHT}, bases=1, clients=clients)
 
 
 # federated adversarial training
@@ -126,14 +126,14 @@ def test_projection_onto_the_simplex():
 
 def test_afl_moves_towards_high_losses_and_stays_on_the_simplex():
     rule = chain(stages=(agnostic(step=0.05),))
-    memory = rule.memory(frame(4))
+    memory = rule.memory(context(4))
     assert memory["0.mixture"].tolist() == [[0.25] * 4]
     given = updates([0.5, 1.0, 2.0, 1.0])
-    shared, after = rule.finish(rule.fold(None, given, frame(4)), frame(4), memory)
+    shared, after = rule.finish(rule.fold(None, given, context(4)), context(4), memory)
     torch.testing.assert_close(shared["w"][0], given.shared["w"].mean(0))  # both players move at once
     torch.testing.assert_close(after["0.mixture"][0], 0.25 + 0.05 * (given.loss - given.loss.mean()))
     for _ in range(100):
-        shared, after = rule.finish(rule.fold(None, given, frame(4)), frame(4), after)
+        shared, after = rule.finish(rule.fold(None, given, context(4)), context(4), after)
     torch.testing.assert_close(after["0.mixture"][0], torch.tensor([0.0, 0.0, 1.0, 0.0]).double())
     torch.testing.assert_close(shared["w"][0], given.shared["w"][2])
 
@@ -142,7 +142,7 @@ def test_afl_leaves_clients_outside_the_cohort_as_they_are():
     rule = chain(stages=(agnostic(step=0.1),))
     memory = {"0.mixture": torch.tensor([[0.4, 0.3, 0.2, 0.1]]).double()}
     given = updates([1.0, 3.0], clients=[2, 0])
-    shared, after = rule.finish(rule.fold(None, given, frame(4)), frame(4), memory)
+    shared, after = rule.finish(rule.fold(None, given, context(4)), context(4), memory)
     torch.testing.assert_close(after["0.mixture"], torch.tensor([[0.5, 0.3, 0.1, 0.1]]).double())
     torch.testing.assert_close(shared["w"][0], torch.tensor([0.4 / 0.6]).double())
     run = fit(papers.afl(step=0.2), cohort=Cohort(fraction=0.5), rounds=6)
@@ -158,7 +158,7 @@ def test_afl_without_a_step_is_fedavg_with_its_first_mixture():
 
 def test_afl_keeps_a_mixture_for_each_base():
     rule = chain(stages=(agnostic(step=0.1),))
-    two = dataclasses.replace(frame(2), shared={"w": torch.zeros(2, 1).double()}, bases=2)
+    two = dataclasses.replace(context(2), shared={"w": torch.zeros(2, 1).double()}, bases=2)
     given = dataclasses.replace(updates([1.0, 2.0]), slots=[Slot(0, 1), Slot(1, 1)])
     shared, after = rule.finish(rule.fold(None, given, two), two, rule.memory(two))
     torch.testing.assert_close(after["0.mixture"], torch.tensor([[0.5, 0.5], [0.45, 0.55]]).double())
@@ -170,18 +170,18 @@ def test_afl_keeps_a_mixture_for_each_base():
 
 def test_soft_better_prefers_small_losses():
     given = updates([0.5, 1.5, 0.5], weights=[1.0, 1.0, 2.0])
-    weighed, _ = soft_better(temperature=2.0).apply(given, frame(3), {})
+    weighed, _ = soft_better(temperature=2.0).apply(given, context(3), {})
     share = weighed.weights / weighed.weights.sum()
     by_hand = given.weights * torch.exp(-given.loss / 2.0)
     torch.testing.assert_close(share, by_hand / by_hand.sum())
     torch.testing.assert_close(share.sum(), torch.tensor(1.0).double())
-    best, _ = soft_better(temperature=1e-3).apply(given, frame(3), {})
+    best, _ = soft_better(temperature=1e-3).apply(given, context(3), {})
     torch.testing.assert_close(best.weights, torch.tensor([1.0, 0.0, 2.0]).double())
 
 
 def test_soft_better_gains_nothing_from_losses_below_zero():
     honest, lying = (
-        soft_better().apply(updates(losses), frame(2), {})[0].weights for losses in ([0.0, 1.0], [-1e9, 1.0])
+        soft_better().apply(updates(losses), context(2), {})[0].weights for losses in ([0.0, 1.0], [-1e9, 1.0])
     )
     assert torch.equal(honest, lying)
 
@@ -198,7 +198,7 @@ def test_stages_follow_one_another():
     """AFL's first mixture takes the place of the sample counts; the softmax then tilts it."""
     rule = chain(stages=(agnostic(step=0.0), soft_better()))
     given = updates([0.0, 1.0], weights=[5.0, 1.0])
-    shared, _ = rule.finish(rule.fold(None, given, frame(2)), frame(2), rule.memory(frame(2)))
+    shared, _ = rule.finish(rule.fold(None, given, context(2)), context(2), rule.memory(context(2)))
     torch.testing.assert_close(shared["w"][0, 0], torch.sigmoid(torch.tensor(-1.0)).double())
 
 

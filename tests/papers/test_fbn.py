@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import hardy
+from hardy.core.messages import Slot, Updates
 from hardy.data.splits import Client, Federation
 from hardy.engines import EngineChoice
-from hardy.messages import Slot, Updates
 from hardy.papers.fbn import federated
-from hardy.parts.aggregation import Frame, mean
+from hardy.parts.aggregators.base import RoundContext, mean
 from hardy.registry import PARTS
 
 SIZES = (20, 20, 20)
@@ -112,14 +112,14 @@ def test_variances_stay_positive_whatever_a_client_sends(name, spread):
     method = hardy.papers.fbn(aggregator=rule).replace(norm=federated(spread=spread))
     plan = method.bind(net, (3, 8, 8))
     shared = {n: t[None].clone() for n, t in plan.start.items() if not n.startswith("m.")}
-    frame = Frame(shared=shared, roles=plan.roles, bases=1, clients=7)
-    memory = plan.aggregator.memory(frame)
+    context = RoundContext(shared=shared, roles=plan.roles, bases=1, clients=7)
+    memory = plan.aggregator.memory(context)
     sent = {n: t.expand(7, *t.shape[1:]).clone() for n, t in shared.items()}
     for n, t in sent.items():
         t[:1] = -1e6 if n.endswith("var") else 1e3
     ones = torch.ones(7)
     updates = Updates(slots=[Slot(i) for i in range(7)], shared=sent, reported={}, weights=ones, steps=ones, loss=ones)
-    after, _ = plan.aggregator.finish(plan.aggregator.fold(None, updates, frame), frame, memory)
+    after, _ = plan.aggregator.finish(plan.aggregator.fold(None, updates, context), context, memory)
     assert all((t > 0).all() for n, t in after.items() if n.endswith("var"))
     if name != "mean" and spread == "rule":
         assert all((t < 2).all() for n, t in after.items() if n.endswith("var"))

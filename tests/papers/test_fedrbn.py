@@ -11,18 +11,19 @@ from torch.nn import functional as F
 
 import hardy
 from conftest import assert_close, everything, federation, fit, net
-from hardy import papers, random
+from hardy import papers
+from hardy.attacks.gradient import pgd
+from hardy.core import random
+from hardy.core.net import Net
+from hardy.core.partition import Placement, Role, Tag
+from hardy.core.server import Cohort
 from hardy.data.splits import Client
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
-from hardy.models.net import Net
 from hardy.papers.fedbn import local
 from hardy.papers.fedrbn import pnc, propagated
-from hardy.partition import Placement, Role, Tag
-from hardy.parts.norm import batch, dual, group
-from hardy.parts.objective import Batch, cross_entropy
-from hardy.robustness.attacks import pgd
-from hardy.server import Cohort
+from hardy.parts.norms import batch, dual, group
+from hardy.parts.objectives import Batch, cross_entropy
 
 VECTORISED = EngineChoice(name="vectorised", device="cpu", precision="float64", lane=3)
 SHORT = pgd(steps=2)

@@ -9,21 +9,22 @@ import torch
 from torch.func import grad
 
 from conftest import SHAPE, assert_close, everything, federation, fit, net
-from hardy import config, papers, tensors
-from hardy.client import Training, begin, move, slope
+from hardy import config, papers
 from hardy.config import EvaluationChoice
+from hardy.core import tensors
+from hardy.core.client import Training, begin, move, compute_gradients
+from hardy.core.net import Net
 from hardy.engines import ENGINES, EngineChoice
 from hardy.errors import HardyError
-from hardy.evaluation import evaluate
-from hardy.models.net import Net
 from hardy.papers.fedavg import proximal
 from hardy.papers.fedbn import local
 from hardy.papers.fedrobust import Structure, shifted
 from hardy.papers.flra_theory import broken, lipschitz, probe, spectral_norm, wasserstein_bound
-from hardy.parts.norm import absent
-from hardy.parts.objective import Batch, cross_entropy
+from hardy.parts.norms import absent
+from hardy.parts.objectives import Batch, cross_entropy
 from hardy.report.compare import write_comparison
-from hardy.report.folder import read_run
+from hardy.report.stored_run import read_run
+from hardy.runs.evaluate import evaluate
 
 STRUCTURES = Structure.__args__
 PLAIN = Training(rate=0.1, batch=4)
@@ -58,7 +59,7 @@ def test_one_step_moves_both_players_along_the_gradient_of_f(structure):
     objective = shifted(structure=structure, step=0.03, offset_step=0.2, multiplier=5.0, offset_multiplier=0.5)
     plan, state, batch, f = one_client(objective)
     both = state._replace(**{k: tensors.copies(getattr(state, k)) for k in ("trained", "private")})
-    found = slope(plan, objective, {}, both, batch, torch.tensor(1))
+    found = compute_gradients(plan, objective, {}, both, batch, torch.tensor(1))
     after = move(PLAIN, objective, both, {}, found, torch.tensor(0.1, dtype=torch.float64))
     torch.testing.assert_close(found.loss, f(state.trained, state.private) + objective.price(state.private))
     draw = torch.Generator().manual_seed(7)

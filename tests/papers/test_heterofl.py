@@ -9,16 +9,16 @@ import torch
 import hardy
 from conftest import assert_close, federation, fit, net
 from hardy import papers
+from hardy.core.messages import Slot, Updates
+from hardy.core.partition import Role, tags
+from hardy.core.tensors import shapes
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
-from hardy.messages import Slot, Updates
 from hardy.models import MODELS
 from hardy.models.count import macs
 from hardy.papers.heterofl import cut, held_mean, narrowed
-from hardy.partition import Role, tags
-from hardy.parts.aggregation import Frame
-from hardy.parts.norm import batch
-from hardy.tensors import shapes
+from hardy.parts.aggregators.base import RoundContext
+from hardy.parts.norms import batch
 
 WIDTHS = (0.25, 0.5, 1.0)
 
@@ -70,7 +70,7 @@ def test_engines_agree_and_entries_nobody_holds_stay(factory):
 
 def test_each_client_counts_once_for_each_entry_it_holds():
     shared = {"a.weight": torch.zeros(1, 4, 2), "b.weight": torch.zeros(1, 3, 4)}
-    frame = Frame(
+    context = RoundContext(
         shared=shared, roles=dict.fromkeys(shared, Role.WEIGHT), bases=1, clients=3, capacities=(0.25, 0.5, 1.0)
     )
     values = torch.tensor([1.0, 2.0, 6.0])
@@ -83,14 +83,14 @@ def test_each_client_counts_once_for_each_entry_it_holds():
         loss=torch.ones(3),
     )
     rule = held_mean(widths=WIDTHS)
-    whole, _ = rule.finish(rule.fold(None, updates, frame), frame, {})
+    whole, _ = rule.finish(rule.fold(None, updates, context), context, {})
     rows = torch.tensor([15 / 4, 14 / 3, 6.0, 6.0])  # held by all, by two, by the last
     torch.testing.assert_close(whole["a.weight"][0], rows[:, None].expand(4, 2))
     torch.testing.assert_close(whole["b.weight"][0], rows.expand(3, 4))
     parts = None
     for keep in ([True, False, False], [False, True, True]):
-        parts = rule.fold(parts, updates.where(torch.tensor(keep)), frame)
-    assert_close(rule.finish(parts, frame, {})[0], whole, 1e-6)
+        parts = rule.fold(parts, updates.where(torch.tensor(keep)), context)
+    assert_close(rule.finish(parts, context, {})[0], whole, 1e-6)
 
 
 def test_a_width_is_served_by_its_corner_and_its_figures_are_of_it():
@@ -113,7 +113,7 @@ def test_a_run_that_was_loaded_serves_the_same_corners(tmp_path):
     loaded = hardy.load(run.folder, method=method, model=net, data=data)
     for width in WIDTHS:
         assert torch.equal(run.customise(width=width)(x), loaded.customise(width=width)(x))
-    assert torch.equal(loaded.newcomer("average")(x), run.customise()(x))
+    assert torch.equal(loaded.network_for_new_client("average")(x), run.customise()(x))
 
 
 def test_a_client_too_poor_for_any_width_is_refused():

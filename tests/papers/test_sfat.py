@@ -11,19 +11,19 @@ import torch
 import hardy
 from conftest import assert_close, everything, federation, fit
 from hardy import config, papers
+from hardy.attacks.gradient import pgd
 from hardy.config import EvaluationChoice
+from hardy.core.messages import Slot, Updates
+from hardy.core.partition import Role
+from hardy.core.server import Cohort
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
-from hardy.messages import Slot, Updates
+from hardy.faults.byzantine import tiny_loss
+from hardy.faults.injection import Faults
 from hardy.papers.scaffold import control_mean
 from hardy.papers.sfat import sfat, sfat_prox, sfat_scaffold, slack
-from hardy.partition import Role
 from hardy.parts.adversarial import adversarial, mart, trades
-from hardy.parts.aggregation import Frame, by_role, chain, mean, uniform
-from hardy.robustness.attacks import pgd
-from hardy.robustness.faults import Faults
-from hardy.robustness.lies import tiny_loss
-from hardy.server import Cohort
+from hardy.parts.aggregators.base import RoundContext, by_role, chain, mean, uniform
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments" / "sfat"
 QUICK = adversarial(attack=pgd(steps=1), mix=1.0)
@@ -44,10 +44,10 @@ def updates(losses, weights=None, clients=None, bases=None) -> Updates:
     )
 
 
-def frame(clients, width=None, *, round=0, kinds=(), bases=1) -> Frame:
+def context(clients, width=None, *, round=0, kinds=(), bases=1) -> RoundContext:
     shared = {"w": torch.zeros(bases, width or clients).double(), "count": torch.zeros(bases).long()}
     roles = {"w": Role.WEIGHT, "count": Role.COUNTER}
-    return Frame(shared=shared, roles=roles, bases=bases, clients=clients, round=round, kinds=kinds)
+    return RoundContext(shared=shared, roles=roles, bases=bases, clients=clients, round=round, kinds=kinds)
 
 
 def aggregate(rule, given, at, memory=None):
@@ -59,7 +59,7 @@ def aggregate(rule, given, at, memory=None):
 
 def weights(stage, losses, **options):
     given = updates(losses, **options)
-    return aggregate(chain(stages=(stage,)), given, frame(max(s.client for s in given.slots) + 1, len(losses)))[0]
+    return aggregate(chain(stages=(stage,)), given, context(max(s.client for s in given.slots) + 1, len(losses)))[0]
 
 
 # the slack
@@ -143,11 +143,11 @@ def test_without_slack_it_is_the_method_underneath(method, plain, norms):
 def test_scaffold_counts_every_client_the_same_before_the_slack():
     made = sfat_scaffold(slack=slack(alpha=1 / 11))
     assert made.aggregator.control == control_mean() and made.aggregator.default == mean(weigh="uniform")
-    share, _ = aggregate(made.aggregator.weight, updates([1.0, 2.0, 3.0], weights=[50.0, 1.0, 7.0]), frame(3))
+    share, _ = aggregate(made.aggregator.weight, updates([1.0, 2.0, 3.0], weights=[50.0, 1.0, 7.0]), context(3))
     torch.testing.assert_close(share, torch.tensor([1.2, 1.0, 1.0]).double() / 3.2)
     with pytest.raises(HardyError, match="has no weighted form"):
         chain(stages=(slack(),), rule=mean(weigh="uniform"))
-    assert chain(stages=(uniform(), slack())).weighted
+    assert chain(stages=(uniform(), slack())).uses_weights
 
 
 @pytest.mark.parametrize(
@@ -168,15 +168,15 @@ def test_when_slack_starts_and_how_it_fades():
     fading = slack(alpha=1 / 6, start=2, anneal=4)
     assert [round(1 + fading.more(now), 9) for now in range(1, 8)] == [1.0, 1.4, 1.3, 1.2, 1.1, 1.0, 1.0]
     rule, given = chain(stages=(slack(alpha=1 / 6, start=2, shrink=0.5, as_published=True),)), updates([1.0, 2.0, 3.0])
-    first, _ = aggregate(rule, given, frame(3))
+    first, _ = aggregate(rule, given, context(3))
     torch.testing.assert_close(first, torch.ones(3).double() / 3)
-    second, _ = aggregate(rule, given, frame(3, round=1))
+    second, _ = aggregate(rule, given, context(3, round=1))
     torch.testing.assert_close(second.sum(), torch.tensor(0.5 * 3.4 / 3.8).double())
 
 
 def test_ties_and_order():
     given = updates([1.0, 1.0, 1.0, 1.0], clients=[3, 1, 2, 0])
-    share, _ = aggregate(chain(stages=(slack(),)), given, frame(4))
+    share, _ = aggregate(chain(stages=(slack(),)), given, context(4))
     assert share.argmax() == 3  # the client with the smallest number, wherever it stands
 
 
@@ -190,10 +190,10 @@ def test_slack_among_one_kind_of_clients():
     kinds = ("ST", "AT", "ST", "AT", "AT", "")
     given = updates([0.001, 2.0, 0.002, 1.0, 3.0, 4.0])
     rule = chain(stages=(slack(alpha=0.5, kind="AT"),))
-    share, memory = aggregate(rule, given, frame(6, kinds=kinds))
+    share, memory = aggregate(rule, given, context(6, kinds=kinds))
     torch.testing.assert_close(share, torch.tensor([1, 1, 1, 3, 1, 1]).double() / 8)
     assert rule.figures(memory) == {"up_weighted": [3]}
-    nobody, memory = aggregate(rule, given, frame(6, kinds=("ST",) * 6))
+    nobody, memory = aggregate(rule, given, context(6, kinds=("ST",) * 6))
     torch.testing.assert_close(nobody, torch.ones(6).double() / 6)
     assert rule.figures(memory) == {"up_weighted": []}
 
@@ -205,7 +205,7 @@ def turns_of(stage, losses, rounds, clients=5):
     """How often each client is up-weighted in some rounds of the same losses."""
     rule, memory = chain(stages=(stage,)), None
     for at in range(rounds):
-        _, memory = aggregate(rule, updates(losses), frame(clients, round=at), memory)
+        _, memory = aggregate(rule, updates(losses), context(clients, round=at), memory)
     return memory["0.turns"][0].tolist()
 
 
@@ -237,7 +237,7 @@ def test_turns_are_counted_over_the_rounds_a_client_took_part_in():
     for at in range(6):  # client 2 is there in every other round, always with the smallest loss
         clients, losses = ([0, 1, 2], [2.0, 3.0, 1.0]) if at % 2 else ([0, 1, 3], [2.0, 3.0, 4.0])
         given = updates(losses, clients=clients)
-        _, memory = aggregate(rule, given, frame(4, 3, round=at), memory)
+        _, memory = aggregate(rule, given, context(4, 3, round=at), memory)
     assert memory["0.asked"][0].tolist() == [6, 6, 3, 3]
     assert memory["0.turns"][0, 2] == 2
 
@@ -260,7 +260,7 @@ def test_attack_and_guard_in_one_federation():
 
 
 def test_each_base_has_a_memory_and_only_this_round_is_told():
-    rule, at = chain(stages=(slack(),)), frame(4, bases=2)
+    rule, at = chain(stages=(slack(),)), context(4, bases=2)
     given = updates([1.0, 2.0, 3.0, 4.0], bases=[0, 0, 1, 1])
     _, memory = rule.finish(rule.fold(None, given, at), at, rule.memory(at))
     assert rule.figures(memory) == {"up_weighted": [0, 2]}

@@ -10,27 +10,28 @@ import torch
 
 import hardy
 from conftest import assert_close, everything, experiment, federation, fit, net
-from hardy import evaluation, papers
+from hardy import papers
+from hardy.attacks.autoattack import fab
+from hardy.attacks.gradient import pgd
 from hardy.config import DataChoice
+from hardy.core.net import Mixture, Net
+from hardy.core.partition import Placement
+from hardy.core.server import Cohort
+from hardy.core.tensors import gather, select
 from hardy.data.splits import Client, with_kinds
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
-from hardy.models.net import Mixture, Net
+from hardy.evaluation.measure import Branches, Deployed
 from hardy.papers.fedbn import local
 from hardy.papers.fedrbn import propagated
 from hardy.papers.sfat import slack
 from hardy.papers.split_mix import queue
-from hardy.partition import Placement
 from hardy.parts.adversarial import adversarial, by_kind
-from hardy.parts.aggregation import chain
-from hardy.parts.budget import exponential, groups, log_normal, steps, with_capacity
-from hardy.parts.norm import batch, dual
-from hardy.parts.objective import cross_entropy
-from hardy.robustness.attacks import pgd
-from hardy.robustness.autoattack import fab
-from hardy.robustness.evaluate import Branches, Deployed
-from hardy.server import Cohort
-from hardy.tensors import gather, select
+from hardy.parts.aggregators.base import chain
+from hardy.parts.budgets import exponential, groups, log_normal, steps, with_capacity
+from hardy.parts.norms import batch, dual
+from hardy.parts.objectives import cross_entropy
+from hardy.runs import evaluate as evaluation
 
 ROWS = torch.arange(6)
 dat = partial(papers.split_mix_dat, attack=pgd(steps=2))
@@ -119,8 +120,8 @@ def test_a_width_is_the_mean_of_its_first_bases_logits():
     logits = torch.stack([base(x) for base in bases(run, 2)])
     torch.testing.assert_close(run.customise(width=0.5)(x), logits.mean(0))
     torch.testing.assert_close(run.customise(width=0.7)(x), logits.mean(0))  # two bases fit into 0.7
-    y = run.engine.resident.y["test"]
-    right = run.customise(width=0.5)(run.engine.resident.images("test", torch.arange(len(y)))).argmax(1) == y
+    y = run.engine.device_data.y["test"]
+    right = run.customise(width=0.5)(run.engine.device_data.images("test", torch.arange(len(y)))).argmax(1) == y
     deployed = Deployed(run.engine, run.state, "test", Branches(), None, width=0.5)
     for rows, mask in zip(deployed.rows, deployed.standing(), strict=True):
         assert right[torch.from_numpy(rows)].tolist() == mask.tolist()
@@ -134,7 +135,7 @@ def test_robustness_zero_and_one_are_the_pure_branches_and_between_layers_mix():
         torch.testing.assert_close(mixed(x, robustness=robustness), mixed(x, branch=branch), rtol=0, atol=1e-12)
     layer = run.engine.plan.model.get_submodule("norm1")
     held = {n.removeprefix("norm1."): t[0] for n, t in run.state.shared.items() if n.startswith("norm1.")}
-    from hardy.models.layers import calling
+    from hardy.core.layers import calling
 
     z, seen = torch.randn(3, 4, 2, 2, dtype=torch.float64), {}
     for key, how in (("clean", {}), ("adversarial", {}), ("mix", {"robustness": torch.tensor(0.3)})):
@@ -171,12 +172,12 @@ def test_norms_served_by_the_batch_and_measured_afterwards(serving, engine):
     deployed = Deployed(run.engine, run.state, "test", Branches(), None)
     standing = deployed.standing()
     client = run.engine.data.clients[1]
-    x = run.engine.resident.images("test", torch.from_numpy(client.test))
-    y = run.engine.resident.y["test"][torch.from_numpy(client.test)]
+    x = run.engine.device_data.images("test", torch.from_numpy(client.test))
+    y = run.engine.device_data.y["test"][torch.from_numpy(client.test)]
     if serving == "batch":
         logits = torch.stack([n(x, statistics="batch") for n in bases(run, 2)]).mean(0)
     else:
-        train = run.engine.resident.images("train", torch.from_numpy(client.train))
+        train = run.engine.device_data.images("train", torch.from_numpy(client.train))
         first = bases(run, 1)[0].model.get_submodule("conv1")
         held = {n: t[0] for n, t in run.state.shared.items()}
         seen = torch.func.functional_call(
@@ -195,8 +196,8 @@ def test_served_by_the_batch_an_attack_faces_all_rows_and_the_red_flag_goes_up()
     assert [m.tolist() for m in left] == [m.tolist() for m in standing]
     near, client = fab(targets=2, steps=5, epsilon=0.5), run.engine.data.clients[1]
     left = deployed.attacked(near, standing, torch.tensor(0))
-    x = run.engine.resident.images("test", torch.from_numpy(client.test))
-    y = run.engine.resident.y["test"][torch.from_numpy(client.test)]
+    x = run.engine.device_data.images("test", torch.from_numpy(client.test))
+    y = run.engine.device_data.y["test"][torch.from_numpy(client.test)]
     network = deployed.network(deployed.common, deployed.own)
     alone = network(near.perturb(network, x, y, torch.tensor(0))).argmax(1) == y
     assert (alone.numpy() & standing[1]).tolist() == left[1].tolist() != standing[1].tolist()

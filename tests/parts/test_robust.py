@@ -10,15 +10,15 @@ import torch
 import hardy
 from conftest import assert_close, everything, federation, fit, net
 from hardy import config, papers
+from hardy.core.messages import Slot, Updates
+from hardy.core.partition import Role
+from hardy.core.server import Cohort
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
-from hardy.messages import Slot, Updates
 from hardy.papers.afl import agnostic
-from hardy.partition import Role
-from hardy.parts import columns
-from hardy.parts.aggregation import Frame, by_role, chain
-from hardy.parts.mixing import adaptive_clipping, bucketing, clipping, nearest_neighbour_mixing
-from hardy.parts.robust import (
+from hardy.parts.aggregators import columns
+from hardy.parts.aggregators.base import RoundContext, by_role, chain
+from hardy.parts.aggregators.robust import (
     bulyan,
     centred_clipping,
     coordinate_median,
@@ -28,7 +28,7 @@ from hardy.parts.robust import (
     multi_krum,
     trimmed_mean,
 )
-from hardy.server import Cohort
+from hardy.parts.aggregators.stages import adaptive_clipping, bucketing, clipping, nearest_neighbour_mixing
 
 RULES = {  # name -> rule that holds against f liars among updates of a given scale
     "coordinate_median": lambda f, scale: coordinate_median(),
@@ -68,15 +68,15 @@ def updates(matrix: torch.Tensor, clients=None, weights=None) -> Updates:
     )
 
 
-def frame(sent: torch.Tensor) -> Frame:
+def context(sent: torch.Tensor) -> RoundContext:
     shared = {"w": sent[None, 1:, None].clone(), "b": sent[None, :1].clone(), "count": torch.tensor([1])}
     roles = {"w": Role.WEIGHT, "b": Role.NORM_MEAN, "count": Role.COUNTER}
-    return Frame(shared=shared, roles=roles, bases=1, clients=len(sent), seed=5)
+    return RoundContext(shared=shared, roles=roles, bases=1, clients=len(sent), seed=5)
 
 
 def aggregate(rule, matrix, sent=None, **options) -> torch.Tensor:
     """The combined row; names and counters are checked on the way."""
-    given = frame(torch.zeros_like(matrix[0]) if sent is None else sent)
+    given = context(torch.zeros_like(matrix[0]) if sent is None else sent)
     shared, _ = rule.finish(rule.fold(None, updates(matrix, **options), given), given, rule.memory(given))
     assert shared["count"].tolist() == [max(1, len(matrix) - 1)]
     assert shared["count"].dtype == torch.int64
@@ -84,7 +84,7 @@ def aggregate(rule, matrix, sent=None, **options) -> torch.Tensor:
 
 
 def staged(stage, matrix, sent=None) -> Updates:
-    after, _ = stage.apply(updates(matrix), frame(torch.zeros_like(matrix[0]) if sent is None else sent), {})
+    after, _ = stage.apply(updates(matrix), context(torch.zeros_like(matrix[0]) if sent is None else sent), {})
     rebuilt = torch.cat([after.shared["b"], after.shared["w"].flatten(1)], 1)
     assert torch.equal(after.matrix, rebuilt)
     return after
@@ -234,7 +234,7 @@ def test_buckets_hold_every_update_once(size):
 
 
 def test_buckets_change_with_the_round_and_the_seed():
-    given = frame(torch.zeros(WIDTH, dtype=torch.float64))
+    given = context(torch.zeros(WIDTH, dtype=torch.float64))
     dealt = [
         bucketing(size=2).apply(updates(draw(11)), dataclasses.replace(given, **change), {})[0].matrix
         for change in ({}, {}, {"round": 1}, {"seed": 6})
@@ -284,7 +284,7 @@ def test_identical_updates_stay_as_they_are(rule):
 @pytest.mark.parametrize("attack", ["together", "apart", "one coordinate"])
 def test_the_error_stays_bounded_however_far_liars_go(rule, attack, dtype, largest):
     """For every f the rule allows, up to n/2."""
-    for f in (f for f in range(1, 6) if rule(f, 1.0).least <= 11):
+    for f in (f for f in range(1, 6) if rule(f, 1.0).min_updates <= 11):
         honest = draw(11 - f).to(dtype)
         spread = (honest - honest.mean(0)).norm(dim=1).max()
         direction = {
@@ -314,7 +314,7 @@ def test_blocks_cover_every_column_within_the_budget():
 
 def test_nothing_given_is_written_to(rule):
     matrix, sent = draw(11) * 50, draw(1, 1)[0]
-    given, around = updates(matrix.clone()), frame(sent)
+    given, around = updates(matrix.clone()), context(sent)
     rule(2, 1.0).finish([given], around, {})
     assert torch.equal(torch.cat([given.shared["b"], given.shared["w"].flatten(1)], 1), matrix)
     assert torch.equal(given.matrix, matrix)
@@ -322,7 +322,7 @@ def test_nothing_given_is_written_to(rule):
 
 
 def test_counters_alone_are_combined_too(rule):
-    given = frame(torch.zeros(WIDTH, dtype=torch.float64))
+    given = context(torch.zeros(WIDTH, dtype=torch.float64))
     only = dataclasses.replace(given, shared={"count": given.shared["count"]})
     shared, _ = rule(2, 1.0).finish([updates(draw(11)).only(["count"])], only, {})
     assert shared["count"].tolist() == [10]
@@ -350,17 +350,17 @@ LEAST = {
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_a_base_with_too_few_updates_is_left_untouched(name):
     rule, sent = RULES[name](2, 1.0), draw(1, 1)[0]
-    assert rule.least == LEAST[name]
-    assert not torch.equal(aggregate(rule, draw(rule.least), sent), sent)
-    if rule.least > 1:
-        given = frame(sent)
-        shared, _ = rule.finish([updates(draw(rule.least - 1))], given, {})
+    assert rule.min_updates == LEAST[name]
+    assert not torch.equal(aggregate(rule, draw(rule.min_updates), sent), sent)
+    if rule.min_updates > 1:
+        given = context(sent)
+        shared, _ = rule.finish([updates(draw(rule.min_updates - 1))], given, {})
         assert all(torch.equal(shared[name], value) for name, value in given.shared.items())
 
 
 def test_keeping_more_updates_needs_more():
-    assert multi_krum(f=2, keep=9).least == 11
-    assert by_role(norm_mean=trimmed_mean(f=3)).least == 7
+    assert multi_krum(f=2, keep=9).min_updates == 11
+    assert by_role(norm_mean=trimmed_mean(f=3)).min_updates == 7
 
 
 def test_a_cohort_too_small_for_the_rule_is_refused_before_training():

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-from hardy import random
-from hardy.messages import Slot, Updates
-from hardy.partition import Role
-from hardy.parts import mixing, robust
-from hardy.parts.aggregation import Frame
+from hardy.core import random
+from hardy.core.messages import Slot, Updates
+from hardy.core.partition import Role
+from hardy.parts.aggregators import robust
+from hardy.parts.aggregators import stages as mixing
+from hardy.parts.aggregators.base import RoundContext
 
 sys.modules.setdefault("byzfl.benchmark", types.ModuleType("byzfl.benchmark"))  # it would need torchvision and seaborn
 byzfl = pytest.importorskip("byzfl", reason="the oracle of this file, byzfl, is not installed")
@@ -36,7 +37,7 @@ def draw(count: int, seed: int, width: int = WIDTH) -> np.ndarray:
     return rng.standard_normal((count, width)) * rng.uniform(0.5, 2.0, (count, 1)) + rng.standard_normal(width)
 
 
-def given(matrix: np.ndarray) -> tuple[Updates, Frame]:
+def given(matrix: np.ndarray) -> tuple[Updates, RoundContext]:
     stacked, count = torch.from_numpy(matrix), len(matrix)
     updates = Updates(
         slots=[Slot(client) for client in range(count)],
@@ -47,7 +48,7 @@ def given(matrix: np.ndarray) -> tuple[Updates, Frame]:
         loss=torch.ones(count),
     )
     sent = {"w": torch.zeros_like(stacked[:1])}
-    return updates, Frame(shared=sent, roles={"w": Role.WEIGHT}, bases=1, clients=count)
+    return updates, RoundContext(shared=sent, roles={"w": Role.WEIGHT}, bases=1, clients=count)
 
 
 def ours(rule, matrix: np.ndarray) -> np.ndarray:

@@ -15,9 +15,9 @@ import pytest
 
 from hardy.errors import HardyError
 from hardy.report.compare import compare, seeds_summary, write_comparison
-from hardy.report.html import write_report
 from hardy.report.pictures import image_grid_png, row_labels
 from hardy.report.plots import Series, heat, lines, si, thin
+from hardy.report.run_page import write_report
 from hardy.report.tensorboard import write_tensorboard
 
 NASTY = '<script>alert("x")</script>'

@@ -11,24 +11,16 @@ from hypothesis import strategies as st
 from torch.func import functional_call, grad, stack_module_state
 from torch.nn import functional as F
 
-from hardy import random
+from hardy.attacks import autoattack  # noqa: F401  (fills the registry)
+from hardy.attacks.affine import affine, affine_shift
+from hardy.attacks.balls import length, random_start
+from hardy.attacks.gradient import cw, fgsm, local_search, margin, mim, pgd, square
+from hardy.attacks.threats import PRESETS, parse, parse_all
+from hardy.core import random
+from hardy.core.layers import calling
 from hardy.errors import HardyError
 from hardy.models import tiny_cnn
-from hardy.models.layers import calling
 from hardy.registry import PARTS
-from hardy.robustness import autoattack  # noqa: F401  (fills the registry)
-from hardy.robustness.affine import affine, affine_shift
-from hardy.robustness.attacks import (
-    cw,
-    fgsm,
-    local_search,
-    margin,
-    mim,
-    pgd,
-    square,
-)
-from hardy.robustness.geometry import length, random_start
-from hardy.robustness.threats import PRESETS, parse, parse_all
 
 KEY = torch.tensor(7)
 SMALL = {"steps": 2, "queries": 6, "candidates": 5, "pixels": 2, "neighbourhood": 1}

@@ -9,14 +9,14 @@ from torch import nn
 from torch.func import functional_call, stack_module_state
 from torch.nn import functional as F
 
-from hardy import random
+from hardy.attacks.autoattack import apgd, auto_attack, checkpoints, dlr, fab, to_plane
+from hardy.attacks.balls import length, project, steepest
+from hardy.attacks.gradient import pgd
+from hardy.core import random
+from hardy.core.layers import BatchNorm, calling
 from hardy.data.sources import load
 from hardy.errors import HardyError
 from hardy.models import mlp
-from hardy.models.layers import BatchNorm, calling
-from hardy.robustness.attacks import pgd
-from hardy.robustness.autoattack import apgd, auto_attack, checkpoints, dlr, fab, to_plane
-from hardy.robustness.geometry import length, project, steepest
 
 KEY = torch.tensor(11)
 BALLS = {"linf": 0.1, "l2": 0.5}

@@ -6,11 +6,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from hardy.core.layers import calling
 from hardy.data.sources import load
 from hardy.errors import HardyError
+from hardy.evaluation.checks import ADVICE, check
 from hardy.models import tiny_cnn
-from hardy.models.layers import calling
-from hardy.robustness.checks import ADVICE, check
 
 KEY = torch.tensor(3)
 

@@ -9,13 +9,13 @@ import torch
 
 from conftest import experiment, federation, fit, net
 from hardy import config, papers
+from hardy.core.messages import Slot, Updates, Work
+from hardy.core.partition import Role
 from hardy.errors import HardyError
-from hardy.experiment import prepare
-from hardy.messages import Slot, Updates, Work
-from hardy.partition import Role
-from hardy.robustness import lies
-from hardy.robustness.faults import Faults
-from hardy.robustness.lies import corrupt, spoken_of
+from hardy.faults import byzantine as lies
+from hardy.faults.byzantine import corrupt, affected_tensors
+from hardy.faults.injection import Faults
+from hardy.runs.prepare import prepare
 
 ROLES = {"w": Role.WEIGHT, "mean": Role.NORM_MEAN, "var": Role.NORM_VAR, "count": Role.COUNTER}
 LIARS = {1, 4}
@@ -53,7 +53,7 @@ def scene(bases=1, clients=5):
 def lied(lie, on="both", bases=1, aggregate=None, liars=LIARS):
     """{(name, client, base): (what it sends, what it would have sent)} and the updates."""
     updates, work = scene(bases)
-    roles = spoken_of(on, {**ROLES, "own.mean": Role.NORM_MEAN})
+    roles = affected_tensors(on, {**ROLES, "own.mean": Role.NORM_MEAN})
     said = corrupt(lie, updates, work, liars=liars, roles=roles, aggregate=aggregate)
     return updates, work, said
 
@@ -123,14 +123,14 @@ def test_figures():
 
 
 def test_the_search_climbs_to_the_edge_of_what_a_rule_follows():
-    search = lies.a_little_is_enough().settle
+    search = lies.a_little_is_enough().tune
     for edge in (0.3, 2.7, 13.0):
         found = search(lambda lie, edge=edge: lie.factor if lie.factor <= edge else 0.0).factor
         assert 0.9 * edge < found <= edge
     assert search(lambda lie: 1 / (1 + abs(lie.factor - 0.2))).factor == pytest.approx(0.2, rel=0.02)
     assert search(lambda lie: lie.factor).factor == pytest.approx(16 * 2**4)  # a mean follows without end
     assert search(lambda lie: float("nan")).factor == 1.0
-    assert lies.a_little_is_enough(factor=3.0).settle(lambda lie: lie.factor).factor == 3.0
+    assert lies.a_little_is_enough(factor=3.0).tune(lambda lie: lie.factor).factor == 3.0
 
 
 def test_the_search_asks_how_far_the_rule_is_moved():
@@ -171,7 +171,7 @@ def test_flipped_labels_are_the_liars_own():
     clients = (*data.clients[:3], dataclasses.replace(data.clients[3], train=data.clients[0].train))
     data = dataclasses.replace(data, clients=clients)
     before = data.y_train.copy()
-    spoilt = Faults(hostile=(3,), lie=lies.label_flipping()).infiltrate(data, 0)
+    spoilt = Faults(hostile=(3,), lie=lies.label_flipping()).add_hostile_clients(data, 0)
     assert np.array_equal(data.y_train, before)
     for number in range(3):
         assert np.array_equal(spoilt.y_train[spoilt.clients[number].train], before[clients[number].train])
@@ -183,7 +183,7 @@ def test_flipped_labels_are_the_liars_own():
 
 def test_added_liars_leave_all_rows_to_the_honest():
     data = federation()
-    joined = Faults(hostile=5, added=True, lie=lies.sign_flipping()).infiltrate(data, 0)
+    joined = Faults(hostile=5, added=True, lie=lies.sign_flipping()).add_hostile_clients(data, 0)
     assert joined.clients[:4] == data.clients and len(joined.clients) == 9
     assert np.array_equal(joined.clients[8].train, data.clients[0].train)
     assert not len(joined.clients[8].test) and not len(joined.clients[8].validation)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from hardy.attacks.gradient import fgsm, pgd
+from hardy.core.layers import calling
 from hardy.data.sources import load
 from hardy.models import tiny_cnn
-from hardy.models.layers import calling
-from hardy.robustness.attacks import fgsm, pgd
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it imports from a namespace that scipy is giving up

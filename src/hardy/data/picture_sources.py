@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hardy import random
+from hardy.core import random
 from hardy.data import readers
 from hardy.data.dataset import Dataset, Domain
 from hardy.data.sources import checked_dataset, checked_domain, enter, refuse_below_one, require

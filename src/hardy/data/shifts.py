@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardy import random
+from hardy.core import random
 from hardy.data.dataset import Labels, Pixels
 from hardy.data.splits import Federation, Rows
 from hardy.errors import HardyError

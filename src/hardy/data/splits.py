@@ -8,7 +8,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from hardy import random
+from hardy.core import random
 from hardy.data.dataset import Dataset, Domain, Labels, Pixels
 from hardy.errors import HardyError, unknown
 from hardy.registry import part

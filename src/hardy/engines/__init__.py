@@ -7,16 +7,16 @@ from typing import Literal
 
 import torch
 
-from hardy import tensors
-from hardy.client import Training
-from hardy.engines.base import Engine, Precision, Resident
-from hardy.engines.flower import Flower, Network
+from hardy.core import tensors
+from hardy.core.client import Training
+from hardy.core.messages import Slot, Work
+from hardy.core.method import Plan
+from hardy.core.partition import Placement
+from hardy.engines.base import Engine, Precision, DeviceData
 from hardy.engines.sequential import Sequential
 from hardy.engines.vectorised import Vectorised
 from hardy.errors import HardyError
-from hardy.messages import Slot, Work
-from hardy.method import Plan
-from hardy.partition import Placement
+from hardy.flower.engine import Flower, Network
 
 _SLOTS = 16
 """slots of a timed turn"""
@@ -56,7 +56,7 @@ class EngineChoice:
             )
         return device
 
-    def make(self, plan: Plan, data: Resident, training: Training, *, seed: int) -> Engine:
+    def make(self, plan: Plan, data: DeviceData, training: Training, *, seed: int) -> Engine:
         """The engine asked for; `auto` lets both work in turns and takes the faster."""
         if self.name == "flower":
             raise HardyError("engine flower needs a network: `hardy run --engine flower`, or see docs/flower.md.")
@@ -116,7 +116,7 @@ __all__ = [
     "EngineChoice",
     "Flower",
     "Network",
-    "Resident",
+    "DeviceData",
     "Sequential",
     "Vectorised",
     "fastest",

@@ -7,19 +7,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardy import random, tensors
-from hardy.client import Rows, Training
+from hardy.core import random, tensors
+from hardy.core.client import Rows, Training
+from hardy.core.messages import Slot, Updates, Work
+from hardy.core.method import Plan
+from hardy.core.partition import Placement
+from hardy.core.tensors import Tensors
 from hardy.data.splits import Federation
-from hardy.messages import Slot, Updates, Work
-from hardy.method import Plan
-from hardy.partition import Placement
-from hardy.parts.objective import Batch
-from hardy.tensors import Tensors
+from hardy.parts.objectives import Batch
 
 Precision = Literal["float32", "tf32", "float64", "bfloat16"]
 
 
-class Resident:
+class DeviceData:
     """A federation's images on a device, in one tensor for all clients: no loader, no copies."""
 
     def __init__(self, data: Federation, device: torch.device, precision: Precision = "tf32") -> None:
@@ -52,18 +52,18 @@ class Engine:
     def __init__(
         self,
         plan: Plan,
-        resident: Resident,
+        device_data: DeviceData,
         training: Training,
         *,
         seed: int,
         lane: int | None = None,
         first: int = 0,
     ) -> None:
-        self.plan, self.resident, self.training, self.seed, self.lane = plan, resident, training, seed, lane
+        self.plan, self.device_data, self.training, self.seed, self.lane = plan, device_data, training, seed, lane
         self.first = first
         """number of its first client in the whole federation: a node of a network holds one client of many"""
-        self.device, self.dtype = resident.device, resident.dtype
-        data = self.data = resident.federation
+        self.device, self.dtype = device_data.device, device_data.dtype
+        data = self.data = device_data.federation
         plan.model.to(self.device, self.dtype)  # for its constants; tensors that train are passed in
         self.train_rows = [client.train for client in data.clients]
         if plan.method.pooled:
@@ -77,12 +77,12 @@ class Engine:
         return tensors.apply(lambda t: t.to(self.device, self.dtype if t.is_floating_point() else None), values)
 
     def batch(self, rows: Tensor) -> Batch:
-        return Batch(self.resident.images("train", rows), self.resident.y["train"][rows])
+        return Batch(self.device_data.images("train", rows), self.device_data.y["train"][rows])
 
     def arithmetic(self) -> torch.autocast:
         """What training steps run in: with precision bfloat16 the products of layers and what passes between them are
         bfloat16; weights, statistics, gradients and losses are float32 as ever, and so is all evaluation."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.resident.mixed, cache_enabled=False)
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device_data.mixed, cache_enabled=False)
 
     def batches(self, round: int, client: int) -> list[Rows]:
         """The rows of a client's local steps; the same for every base it trains."""
@@ -109,7 +109,7 @@ class Engine:
         fine = torch.stack([torch.linalg.vector_norm(rows, dim=1) for rows in each]).isfinite().all(0)
         where = None if self.everyone(slots) else self.where(slots)
         for name, rows in private.items():
-            held, fits = self.store[name], tensors.over(fine, rows)
+            held, fits = self.store[name], tensors.expand_trailing(fine, rows)
             if where is None:
                 all_rows = held.view(rows.shape)
                 torch.where(fits, rows, all_rows, out=all_rows)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hardy import tensors
-from hardy.client import Slope, State, Training, move
-from hardy.parts.objective import Objective
-from hardy.tensors import Tensors
+from hardy.core import tensors
+from hardy.core.client import StepResult, State, Training, move
+from hardy.core.tensors import Tensors
+from hardy.parts.objectives import Objective
 
 
 class _Held(NamedTuple):
@@ -35,7 +35,7 @@ class Lane:
 
     def __init__(
         self,
-        look: Callable[..., Slope],
+        look: Callable[..., StepResult],
         training: Training,
         objective: Objective,
         *,

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from hardy import tensors
-from hardy.client import begin, finish, keys, move, slope
+from hardy.core import tensors
+from hardy.core.client import begin, finish, keys, move, compute_gradients
+from hardy.core.messages import Updates, Work
 from hardy.engines.base import Engine
-from hardy.messages import Updates, Work
 
 
 class Sequential(Engine):
@@ -33,7 +33,7 @@ class Sequential(Engine):
             for rows, key in zip(batches, noise, strict=True):
                 batch = self.batch(torch.from_numpy(rows).to(self.device))
                 with self.arithmetic():
-                    found = slope(self.plan, objective, received, state, batch, key.to(self.device), frozen=frozen)
+                    found = compute_gradients(self.plan, objective, received, state, batch, key.to(self.device), frozen=frozen)
                 state = move(self.training, objective, state, momentum, found, rate)
                 losses.append(found.loss)
             steps = torch.tensor(len(batches), device=self.device)

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hardy import tensors
-from hardy.client import Rows, State, begin, finish, keys, slope
+from hardy.core import tensors
+from hardy.core.client import Rows, State, begin, finish, keys, compute_gradients
+from hardy.core.messages import Slot, Updates, Work
+from hardy.core.tensors import Tensors
 from hardy.engines.base import Engine
 from hardy.engines.lane import Lane
-from hardy.messages import Slot, Updates, Work
 from hardy.models.stacked import vectorising
-from hardy.parts.objective import Objective
-from hardy.tensors import Tensors
+from hardy.parts.objectives import Objective
 
 
 def vmap(function: Callable[..., Any], in_dims: tuple[Any, ...]) -> Callable[..., Any]:
@@ -59,7 +59,7 @@ class _Task(NamedTuple):
     keys: Tensor
     """[steps, S]"""
     schedule: list[tuple[int, Tensor | slice, Tensor]]
-    abreast: bool
+    same_first_batch: bool
     """whether all take their first step together"""
 
 
@@ -161,7 +161,7 @@ class Vectorised(Engine):
                 (t, _EVERYONE if len(members) == len(slots) else sent[at], sent[len(groups) + at])
                 for at, (t, members, _) in enumerate(groups)
             ],
-            abreast=len({len(rows[0]) for rows in batches}) == 1,
+            same_first_batch=len({len(rows[0]) for rows in batches}) == 1,
         )
 
     def _lane(self, work: Work, task: _Task, *, trial: bool = False) -> tuple[Updates, Tensors]:
@@ -176,7 +176,7 @@ class Vectorised(Engine):
         first = begin(self.plan, each, own)
 
         frozen = self.plan.method.norm.frozen(work.round)
-        one = partial(slope, self.plan, objective, frozen=frozen)
+        one = partial(compute_gradients, self.plan, objective, frozen=frozen)
 
         def look(received: Tensors, state: State, rows: Tensor, key: Tensor, opening: bool) -> Any:
             own, dims = _opening(received, state) if opening else (state, 0)
@@ -186,7 +186,7 @@ class Vectorised(Engine):
 
         make = partial(Lane, look, self.training, objective, one_base=one_base, fixed=self.fixed)
         lane = self._held((objective, len(slots), one_base, frozen), make) if self.fixed and not trial else make()
-        alike = one_base and task.abreast
+        alike = one_base and task.same_first_batch
         lane.load(received, first, rate, opening=alike)
         losses = torch.zeros(task.longest, len(slots), dtype=self.dtype, device=self.device)
         for t, members, rows in task.schedule:

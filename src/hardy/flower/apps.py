@@ -16,18 +16,18 @@ import torch
 
 from hardy import config
 from hardy.config import Experiment
+from hardy.core.method import Method, Model, Plan
+from hardy.core.state import disk, write_atomic
 from hardy.data.splits import Federation
 from hardy.engines.base import Engine
-from hardy.engines.flower import Flower
 from hardy.errors import HardyError
-from hardy.experiment import federation
 from hardy.flower import wire
+from hardy.flower.engine import Flower
+from hardy.flower.membership import Membership, placeholder_federation, remember, remembered
 from hardy.flower.node import Given, Memory, Node, node
-from hardy.flower.roll import Roll, ledger, remember, remembered
-from hardy.method import Method, Model, Plan
-from hardy.rounds import fit, resume
-from hardy.run import Run
-from hardy.state import disk, write_atomic
+from hardy.runs.loop import fit, resume
+from hardy.runs.prepare import federation
+from hardy.runs.run import Run
 
 _OUTCOME = ".outcome.json"
 _LOG = logging.getLogger("flwr")
@@ -161,12 +161,12 @@ def serve(
         raise HardyError("evaluation.diagnose needs all clients' images in one place; leave it out over a network.")
     clients = asked.network.clients
     if clients is None:
-        clients = len(asked.faults.infiltrate(federation(asked), asked.seed).clients)
-    roll = Roll(grid=grid, experiment=asked.to_toml(), clients=clients)
+        clients = len(asked.faults.add_hostile_clients(federation(asked), asked.seed).clients)
+    roll = Membership(grid=grid, experiment=asked.to_toml(), clients=clients)
     roll.profiles = {profile.client: profile for profile in profiles}
     roll.wait(asked.network.patience, grace=min(asked.network.deadline, 60.0))
     profiles = [roll.profiles[client] for client in range(clients)]
-    data = ledger(profiles)
+    data = placeholder_federation(profiles)
 
     def connect(plan: Plan, data: Federation) -> Engine:
         return Flower(

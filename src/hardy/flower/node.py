@@ -15,24 +15,27 @@ import numpy as np
 import torch
 from safetensors.torch import load, save
 
-from hardy import config, evaluation, experiment, tensors
+from hardy import config
 from hardy.config import Experiment
+from hardy.core import tensors
+from hardy.core.messages import Slot, Work
+from hardy.core.method import Method, Model
+from hardy.core.partition import Placement
+from hardy.core.server import Server
+from hardy.core.state import ServerState, disk, write_atomic
+from hardy.core.tensors import Tensors
 from hardy.data import array_sources, readers, sources
 from hardy.data.splits import Client, Federation, blocks, federate
-from hardy.engines.base import Resident
-from hardy.engines.flower import squeezed
+from hardy.engines.base import DeviceData
 from hardy.engines.sequential import Sequential
 from hardy.errors import HardyError
+from hardy.evaluation.measure import Part, accuracies
 from hardy.flower import wire
-from hardy.flower.roll import KINDS, Profile
-from hardy.messages import Slot, Work
-from hardy.method import Method, Model
-from hardy.partition import Placement
-from hardy.robustness.evaluate import Part, accuracies
-from hardy.run import Figures, Run
-from hardy.server import Server
-from hardy.state import ServerState, disk, write_atomic
-from hardy.tensors import Tensors
+from hardy.flower.engine import compressed_names
+from hardy.flower.membership import KINDS, Profile
+from hardy.runs import evaluate as evaluation
+from hardy.runs import prepare as experiment
+from hardy.runs.run import RunTotals, Run
 
 KEYS = {"client", "data", "source", "domain", "kind", "budget", "state", "device", "threads", "classes"}
 """what a node's configuration may hold"""
@@ -76,7 +79,7 @@ class Node:
         self.server = Server(plan=plan, clients=data.clients, seed=chosen.seed)
         self.engine = Sequential(
             plan,
-            Resident(data, device, chosen.engine.precision),
+            DeviceData(data, device, chosen.engine.precision),
             chosen.training,
             seed=chosen.seed,
             first=self.number,
@@ -119,7 +122,7 @@ class Node:
             if (rule := self.chosen.network.compression) is not None:
                 mark = f"lost:{base}:"
                 earlier = {n.removeprefix(mark): t for n, t in lost.items() if n.startswith(mark)}
-                sent, left = wire.squeeze(rule, sent, shared[at], earlier, squeezed(engine.plan))
+                sent, left = wire.compress(rule, sent, shared[at], earlier, compressed_names(engine.plan))
                 lost |= {mark + name: value for name, value in left.items()}
             records[f"shared/{base}"] = wire.pack(sent)
             records[f"reported/{base}"] = wire.pack(tensors.gather(updates.reported, 0))
@@ -157,7 +160,7 @@ class Node:
                 server=self.server,
                 engine=self.engine,
                 state=state,
-                figures=Figures(),
+                figures=RunTotals(),
             )
             part = cast(Part, asked["part"])
             try:
@@ -240,7 +243,7 @@ def _data(chosen: Experiment, own: dict[str, Any], given: Given) -> Federation:
         client = federation.clients[0]
     else:
         federation = given.data or experiment.federation(chosen)
-        federation = chosen.faults.infiltrate(federation, chosen.seed)
+        federation = chosen.faults.add_hostile_clients(federation, chosen.seed)
         number = int(own["client"])
         if number >= len(federation.clients):
             raise HardyError(

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from hardy.core.tensors import Tensors
 from hardy.parts.compression import Compression
-from hardy.tensors import Tensors
 
 
 def pack(tensors: Tensors) -> Any:
@@ -27,7 +27,7 @@ def unpack(content: Any, record: str) -> dict[str, Any]:
     return found
 
 
-def squeeze(
+def compress(
     rule: Compression, new: Tensors, sent: Tensors, lost: Tensors, names: Iterable[str]
 ) -> tuple[Tensors, Tensors]:
     """The tensors with the named ones in pieces, and what is lost of these by it, on top of what was lost before."""
@@ -36,7 +36,7 @@ def squeeze(
         change = packed.pop(name) - sent[name]
         if name in lost:
             change = change + lost[name]
-        pieces = rule.squeeze(change)
+        pieces = rule.compress(change)
         left[name] = change - rule.expand(pieces, change)
         packed |= {f"{name}:{piece}": value for piece, value in pieces.items()}
     return packed, left

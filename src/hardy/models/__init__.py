@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from torch import nn
 
-from hardy.models.adoption import adopt
-from hardy.models.cifar import fbn_cnn, flra_alexnet, mini_inception, nin, small_cnn
-from hardy.models.fedbn import alexnet, digits_cnn
-from hardy.models.residual import mini_resnet, preresnet18, resnet18
-from hardy.models.small import mlp, tiny_cnn
+from hardy.models.convert import adopt
+from hardy.models.zoo.cifar import fbn_cnn, flra_alexnet, mini_inception, nin, small_cnn
+from hardy.models.zoo.multi_domain import alexnet, digits_cnn
+from hardy.models.zoo.residual import mini_resnet, preresnet18, resnet18
+from hardy.models.zoo.small import mlp, tiny_cnn
 from hardy.registry import PARTS
 
 MODELS: dict[str, Callable[..., nn.Module]] = {

@@ -6,8 +6,8 @@ from math import ceil
 
 from torch import Tensor, nn
 
+from hardy.core.layers import InputScale
 from hardy.errors import HardyError
-from hardy.models.layers import InputScale
 
 MakeNorm = Callable[[int], nn.Module]
 """Features -> a layer that normalises [N, C] and [N, C, H, W]. `nn.Identity` is no normalisation."""

@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hardy import tensors
+from hardy.core import tensors
+from hardy.core.messages import Updates
+from hardy.core.method import Method
+from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
-from hardy.messages import Updates
-from hardy.method import Method
-from hardy.parts.aggregation import Frame, Stage, chain
-from hardy.parts.norm import Norm, batch
-from hardy.parts.objective import Objective, cross_entropy
+from hardy.parts.aggregators.base import RoundContext, Stage, chain
+from hardy.parts.norms import Norm, batch
+from hardy.parts.objectives import Objective, cross_entropy
 from hardy.registry import part
-from hardy.tensors import Tensors
 
 
 @part("stage")
@@ -36,10 +36,10 @@ class Agnostic(Stage):
         if not 0 <= self.step < float("inf"):
             raise HardyError(f"agnostic step (γ) is {self.step}; it must be 0 or more, and finite.")
 
-    def memory(self, frame: Frame) -> Tensors:
-        return {"mixture": torch.full((frame.clients,), 1 / frame.clients, dtype=torch.float64)}
+    def memory(self, context: RoundContext) -> Tensors:
+        return {"mixture": torch.full((context.clients,), 1 / context.clients, dtype=torch.float64)}
 
-    def apply(self, updates: Updates, frame: Frame, memory: Tensors) -> tuple[Updates, Tensors]:
+    def apply(self, updates: Updates, context: RoundContext, memory: Tensors) -> tuple[Updates, Tensors]:
         mixture = memory["mixture"]
         cohort = tensors.send([slot.client for slot in updates.slots], mixture.device)
         held = mixture[cohort]

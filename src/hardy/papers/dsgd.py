@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 import torch
 
+from hardy.core.method import Method
+from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
-from hardy.method import Method
-from hardy.parts.aggregation import Aggregator, mean
-from hardy.parts.norm import Norm, batch
-from hardy.parts.objective import Objective, Shape, Wrapper, cross_entropy
+from hardy.parts.aggregators.base import Aggregator, mean
+from hardy.parts.norms import Norm, batch
+from hardy.parts.objectives import Objective, Shape, Wrapper, cross_entropy
 from hardy.registry import part
-from hardy.tensors import Tensors
 
 
 @part("objective")

@@ -11,16 +11,16 @@ q share of the attacked images in the loss · x̃ the attacked x
 3. The server aggregates as the method underneath does.
 """
 
-from hardy.method import Method
+from hardy.attacks.gradient import Attack, pgd
+from hardy.core.method import Method
 from hardy.papers.fedavg import fedavg, fedprox
 from hardy.papers.fedbn import fedbn
 from hardy.papers.per_fedavg import per_fedavg
 from hardy.papers.scaffold import scaffold
 from hardy.parts.adversarial import adversarial, by_kind, free
-from hardy.parts.norm import Norm, batch, dual
-from hardy.parts.objective import Objective, cross_entropy
+from hardy.parts.norms import Norm, batch, dual
+from hardy.parts.objectives import Objective, cross_entropy
 from hardy.registry import part
-from hardy.robustness.attacks import Attack, pgd
 
 
 def affordable(attacking: Objective) -> Objective:

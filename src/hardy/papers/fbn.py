@@ -20,18 +20,18 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from hardy import tensors
+from hardy.core import tensors
+from hardy.core.layers import FederatedStatistics, Statistics
+from hardy.core.messages import Updates
+from hardy.core.method import Method
+from hardy.core.partition import Role
+from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
-from hardy.messages import Updates
-from hardy.method import Method
-from hardy.models.layers import FederatedStatistics, Statistics
 from hardy.papers.dsgd import dsgd
-from hardy.partition import Role
-from hardy.parts.aggregation import Aggregator, Frame, inside, mean, under
-from hardy.parts.norm import Batch
-from hardy.parts.objective import Objective, cross_entropy
+from hardy.parts.aggregators.base import Aggregator, RoundContext, inside, mean, under
+from hardy.parts.norms import Batch
+from hardy.parts.objectives import Objective, cross_entropy
 from hardy.registry import part
-from hardy.tensors import Tensors
 
 Spread = Literal["rule", "mean"]
 
@@ -63,82 +63,82 @@ class _TotalVariance(Aggregator):
     spread: Spread
 
     @property
-    def weighted(self) -> bool:
-        return self.rule.weighted
+    def uses_weights(self) -> bool:
+        return self.rule.uses_weights
 
     @property
-    def least(self) -> int:
-        return self.rule.least
+    def min_updates(self) -> int:
+        return self.rule.min_updates
 
     def _spread(self) -> Aggregator:
         return self.rule if self.spread == "rule" else mean()
 
-    def memory(self, frame: Frame) -> Tensors:
+    def memory(self, context: RoundContext) -> Tensors:
         return {
-            **under("rule", self.rule.memory(_beside(frame))),
-            **under("spread", self._spread().memory(_around_zero(_beside(frame)))),
+            **under("rule", self.rule.memory(_beside(context))),
+            **under("spread", self._spread().memory(_around_zero(_beside(context)))),
         }
 
-    def finish(self, folded: Any, frame: Frame, memory: Tensors) -> tuple[Tensors, Tensors]:
+    def finish(self, folded: Any, context: RoundContext, memory: Tensors) -> tuple[Tensors, Tensors]:
         if not folded:
-            return frame.shared, memory
-        updates, sent = Updates.join(folded), _beside(frame)
-        told = replace(updates, shared=_channels(updates.shared, frame))
+            return context.shared, memory
+        updates, sent = Updates.join(folded), _beside(context)
+        told = replace(updates, shared=_channels(updates.shared, context))
         pooled, of_rule = _run(self.rule, told, sent, inside("rule", memory))
         apart = {"mean": (told.shared["mean"] - pooled["mean"][updates.bases]).square()}
         between, of_spread = _run(
             self._spread(), replace(told, shared=apart), _around_zero(sent), inside("spread", memory)
         )
-        counts = _of(Role.NORM_COUNT, updates.shared, frame)
+        counts = _of(Role.NORM_COUNT, updates.shared, context)
         seen = tensors.flatten(counts, updates.weights).clamp_min(0.0)
-        total = seen.new_zeros(frame.bases, seen.shape[1]).index_add(0, updates.bases, seen)
-        widths = [frame.shared[f"{n.removesuffix('count')}mean"].shape[1] for n in sorted(counts)]
+        total = seen.new_zeros(context.bases, seen.shape[1]).index_add(0, updates.bases, seen)
+        widths = [context.shared[f"{n.removesuffix('count')}mean"].shape[1] for n in sorted(counts)]
         c = torch.where(total > 1, total / (total - 1), 1.0)
         c = torch.cat([c[:, layer : layer + 1].expand(-1, width) for layer, width in enumerate(widths)], 1)
         least = (1 - self.momentum) * sent.shared["var"]
         variance = c * (pooled["var"] + between["mean"] / self.momentum) + (1 - c) * least
         shared = {
-            **_apart(pooled["mean"], frame, Role.NORM_MEAN),
-            **_apart(variance.maximum(least), frame, Role.NORM_VAR),
-            **{n: torch.zeros_like(frame.shared[n]) for n in counts},
+            **_apart(pooled["mean"], context, Role.NORM_MEAN),
+            **_apart(variance.maximum(least), context, Role.NORM_VAR),
+            **{n: torch.zeros_like(context.shared[n]) for n in counts},
         }
         return shared, {**under("rule", of_rule), **under("spread", of_spread)}
 
 
-def _run(rule: Aggregator, updates: Updates, frame: Frame, memory: Tensors) -> tuple[Tensors, Tensors]:
-    return rule.finish(rule.fold(None, updates, frame), frame, memory)
+def _run(rule: Aggregator, updates: Updates, context: RoundContext, memory: Tensors) -> tuple[Tensors, Tensors]:
+    return rule.finish(rule.fold(None, updates, context), context, memory)
 
 
-def _of(role: Role, values: Tensors, frame: Frame) -> Tensors:
-    return {n: t for n, t in values.items() if frame.roles[n] is role}
+def _of(role: Role, values: Tensors, context: RoundContext) -> Tensors:
+    return {n: t for n, t in values.items() if context.roles[n] is role}
 
 
-def _channels(values: Tensors, frame: Frame) -> Tensors:
+def _channels(values: Tensors, context: RoundContext) -> Tensors:
     """Means and variances of all layers side by side, in the order of their names."""
     rows = next(iter(values.values()))
     return {
-        "mean": tensors.flatten(_of(Role.NORM_MEAN, values, frame), rows),
-        "var": tensors.flatten(_of(Role.NORM_VAR, values, frame), rows),
+        "mean": tensors.flatten(_of(Role.NORM_MEAN, values, context), rows),
+        "var": tensors.flatten(_of(Role.NORM_VAR, values, context), rows),
     }
 
 
-def _apart(matrix: Tensor, frame: Frame, role: Role) -> Tensors:
+def _apart(matrix: Tensor, context: RoundContext, role: Role) -> Tensors:
     """The layers' own tensors again."""
-    return tensors.copies(tensors.unflatten(matrix, _of(role, frame.shared, frame)))
+    return tensors.copies(tensors.unflatten(matrix, _of(role, context.shared, context)))
 
 
-def _beside(frame: Frame) -> Frame:
+def _beside(context: RoundContext) -> RoundContext:
     """The round as a rule for the statistics sees it."""
     return replace(
-        frame,
-        shared=_channels(frame.shared, frame),
-        roles={**frame.roles, "mean": Role.NORM_MEAN, "var": Role.NORM_VAR},
+        context,
+        shared=_channels(context.shared, context),
+        roles={**context.roles, "mean": Role.NORM_MEAN, "var": Role.NORM_VAR},
     )
 
 
-def _around_zero(frame: Frame) -> Frame:
+def _around_zero(context: RoundContext) -> RoundContext:
     """The same for the spread of the means: zero is what a base that nobody trained keeps."""
-    return replace(frame, shared={"mean": torch.zeros_like(frame.shared["mean"])})
+    return replace(context, shared={"mean": torch.zeros_like(context.shared["mean"])})
 
 
 federated = Federated

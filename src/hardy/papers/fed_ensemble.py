@@ -12,14 +12,14 @@ K models · an age is K rounds
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hardy import random
+from hardy.core import random
+from hardy.core.messages import Slot
+from hardy.core.method import Method
 from hardy.data.splits import Client
 from hardy.errors import HardyError
-from hardy.messages import Slot
-from hardy.method import Method
-from hardy.parts.budget import Mixed
-from hardy.parts.norm import Norm, batch
-from hardy.parts.objective import Objective, cross_entropy
+from hardy.parts.budgets import Mixed
+from hardy.parts.norms import Norm, batch
+from hardy.parts.objectives import Objective, cross_entropy
 from hardy.registry import part
 
 

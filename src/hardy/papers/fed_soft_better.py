@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from hardy.core.messages import Updates
+from hardy.core.method import Method
+from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
-from hardy.messages import Updates
-from hardy.method import Method
-from hardy.parts.aggregation import Frame, Stage, chain
-from hardy.parts.norm import Norm, batch
-from hardy.parts.objective import Objective, cross_entropy
+from hardy.parts.aggregators.base import RoundContext, Stage, chain
+from hardy.parts.norms import Norm, batch
+from hardy.parts.objectives import Objective, cross_entropy
 from hardy.registry import part
-from hardy.tensors import Tensors
 
 
 @part("stage")
@@ -34,7 +34,7 @@ class SoftBetter(Stage):
         if not self.temperature > 0:
             raise HardyError(f"soft_better temperature (T) is {self.temperature}; it must be above 0.")
 
-    def apply(self, updates: Updates, frame: Frame, memory: Tensors) -> tuple[Updates, Tensors]:
+    def apply(self, updates: Updates, context: RoundContext, memory: Tensors) -> tuple[Updates, Tensors]:
         gap = updates.loss.clamp_min(0.0)
         tilt = torch.exp((gap.min() - gap) / self.temperature)  # 1 for the best, so that not all vanish
         return replace(updates, weights=updates.weights * tilt), memory

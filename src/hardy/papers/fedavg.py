@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from hardy.core.method import Method
+from hardy.core.partition import Placement
+from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
-from hardy.method import Method
 from hardy.papers.fedbn import local
-from hardy.partition import Placement
-from hardy.parts.norm import Norm, batch
-from hardy.parts.objective import Objective, Wrapper, cross_entropy, squared_distance
+from hardy.parts.norms import Norm, batch
+from hardy.parts.objectives import Objective, Wrapper, cross_entropy, squared_distance
 from hardy.registry import part
-from hardy.tensors import Tensors
 
 
 @part("objective")

@@ -9,10 +9,10 @@ Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normali
 
 from dataclasses import dataclass
 
-from hardy.method import Method
-from hardy.partition import Placement, Role, Tag
-from hardy.parts.norm import Batch, Norm
-from hardy.parts.objective import Objective, cross_entropy
+from hardy.core.method import Method
+from hardy.core.partition import Placement, Role, Tag
+from hardy.parts.norms import Batch, Norm
+from hardy.parts.objectives import Objective, cross_entropy
 from hardy.registry import part
 
 

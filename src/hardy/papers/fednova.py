@@ -13,15 +13,15 @@ from typing import Any
 
 from torch import Tensor
 
-from hardy import tensors
-from hardy.messages import Updates
-from hardy.method import Method
-from hardy.partition import Placement, Role, Tag
-from hardy.parts.aggregation import Aggregator, Frame, by_role
-from hardy.parts.norm import Norm, batch
-from hardy.parts.objective import Objective, cross_entropy
+from hardy.core import tensors
+from hardy.core.messages import Updates
+from hardy.core.method import Method
+from hardy.core.partition import Placement, Role, Tag
+from hardy.core.tensors import Tensors
+from hardy.parts.aggregators.base import Aggregator, RoundContext, by_role
+from hardy.parts.norms import Norm, batch
+from hardy.parts.objectives import Objective, cross_entropy
 from hardy.registry import part
-from hardy.tensors import Tensors
 
 
 @part("aggregator")
@@ -33,16 +33,16 @@ class NormalisedMean(Aggregator):
         """‖a_i‖₁"""
         return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
 
-    def fold(self, folded: Any, updates: Updates, frame: Frame) -> Any:
-        p, a = updates.weights, self.length(updates.steps.to(updates.weights), frame.momentum)
-        sums = [p.new_zeros(frame.bases).index_add(0, updates.bases, value) for value in (p, p * a)]  # Σ p_i, Σ p_i a_i
+    def fold(self, folded: Any, updates: Updates, context: RoundContext) -> Any:
+        p, a = updates.weights, self.length(updates.steps.to(updates.weights), context.momentum)
+        sums = [p.new_zeros(context.bases).index_add(0, updates.bases, value) for value in (p, p * a)]  # Σ p_i, Σ p_i a_i
         change = {
-            n: frame.shared[n]
-            .new_zeros(frame.shared[n].shape)
+            n: context.shared[n]
+            .new_zeros(context.shared[n].shape)
             .index_add(
                 0,
                 updates.bases,
-                (value - frame.shared[n][updates.bases]) * tensors.over((p / a).to(value.dtype), value),
+                (value - context.shared[n][updates.bases]) * tensors.expand_trailing((p / a).to(value.dtype), value),
             )
             for n, value in updates.shared.items()
         }
@@ -50,13 +50,13 @@ class NormalisedMean(Aggregator):
             return sums, change
         return [a + b for a, b in zip(folded[0], sums, strict=True)], {n: folded[1][n] + d for n, d in change.items()}
 
-    def finish(self, folded: Any, frame: Frame, memory: Tensors) -> tuple[Tensors, Tensors]:
+    def finish(self, folded: Any, context: RoundContext, memory: Tensors) -> tuple[Tensors, Tensors]:
         if folded is None:
-            return frame.shared, memory
+            return context.shared, memory
         (total, lengths), change = folded
         total = total.clamp_min(1e-30)  # its square would be 0 in float32
         scale = lengths / total / total  # τ_eff / Σ p_i, both sums still to be normalised
-        return {n: frame.shared[n] + d * tensors.over(scale.to(d.dtype), d) for n, d in change.items()}, memory
+        return {n: context.shared[n] + d * tensors.expand_trailing(scale.to(d.dtype), d) for n, d in change.items()}, memory
 
 
 normalised_mean = NormalisedMean

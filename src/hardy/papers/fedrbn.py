@@ -22,20 +22,20 @@ from torch import Tensor
 from torch.func import grad_and_value
 from torch.nn import functional as F
 
-from hardy import random, tensors
+from hardy.attacks.gradient import Attack, pgd
+from hardy.core import random, tensors
+from hardy.core.layers import Call, Statistics
+from hardy.core.method import Method
+from hardy.core.net import Net
+from hardy.core.partition import Placement, Role, Tag
+from hardy.core.tensors import Tensors
 from hardy.data.splits import Client
 from hardy.errors import HardyError
-from hardy.method import Method
-from hardy.models.layers import Call, Statistics
-from hardy.models.net import Net
 from hardy.papers.fedbn import Local, local
-from hardy.partition import Placement, Role, Tag
 from hardy.parts.adversarial import adversarial, by_kind
-from hardy.parts.norm import dual
-from hardy.parts.objective import Batch, Objective
+from hardy.parts.norms import dual
+from hardy.parts.objectives import Batch, Objective
 from hardy.registry import part
-from hardy.robustness.attacks import Attack, pgd
-from hardy.tensors import Tensors
 
 
 @part("norm")

@@ -20,15 +20,15 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from hardy import tensors
+from hardy.core import tensors
+from hardy.core.method import Method
+from hardy.core.net import Net
+from hardy.core.tensors import Tensors, select
 from hardy.errors import HardyError, unknown
-from hardy.method import Method
-from hardy.models.net import Net
 from hardy.papers.flra_theory import conclude, probe, wasserstein_bound
-from hardy.parts.norm import Norm, batch
-from hardy.parts.objective import Batch, Objective, Shape, Survey, Wrapper, cross_entropy
+from hardy.parts.norms import Norm, batch
+from hardy.parts.objectives import Batch, Objective, Shape, DiagnosisContext, Wrapper, cross_entropy
 from hardy.registry import part
-from hardy.tensors import Tensors, select
 
 Structure = Literal["full", "block", "channel", "low_rank", "diagonal", "identity"]
 _MAX_ENTRIES = 1 << 28
@@ -90,7 +90,7 @@ class Shifted(Wrapper):
         return {"shift.matrix": (self.step, self.multiplier), "shift.offset": of_offset}
 
     @property
-    def ascends(self) -> bool:
+    def has_adversary(self) -> bool:
         return True
 
     def private(self, trained: Tensors, shape: Shape) -> Tensors:
@@ -154,19 +154,19 @@ class Shifted(Wrapper):
         """ψ + η₂ ∇_ψ f."""
         return {n: torch.add(t, slope[n], alpha=self._rates[n][0]) for n, t in psi.items()}
 
-    def advance(self, private: Tensors, gradient: Tensors) -> None:
-        self.inner.advance(private, gradient)
+    def step_adversary(self, private: Tensors, gradient: Tensors) -> None:
+        self.inner.step_adversary(private, gradient)
         turn = private.get("shift.turn")
         for name, t in _psi(private).items():
             step, multiplier = self._rates[name]
             moved = t if turn is None else t.clone()
             tensors.descend({name: moved}, gradient, step, decay=2 * multiplier, up=True)
             if turn is not None:
-                t.copy_(torch.where(tensors.over(turn == 0, t), moved, t))
+                t.copy_(torch.where(tensors.expand_trailing(turn == 0, t), moved, t))
         if turn is not None:
             turn.add_(1).remainder_(self.ascend_every)
 
-    def diagnose(self, survey: Survey) -> dict[str, Any]:
+    def diagnose(self, context: DiagnosisContext) -> dict[str, Any]:
         """The primal gap Φ(w) − f(w, ψ), ‖∇Φ(w)‖, Theorem 2's conditions and Theorem 4's bound."""
 
         def client(net: Net, private: Tensors, batch: Batch, key: Tensor) -> dict[str, Any]:
@@ -174,14 +174,14 @@ class Shifted(Wrapper):
                 there = Net(net.model, {**net.trained, **w}, net.kept)
                 return self.loss(there, {**private, **psi}, batch, key) - self.price(psi)
 
-            shared, psi = select(net.trained, survey.shared), _psi(private)
+            shared, psi = select(net.trained, context.shared), _psi(private)
             bound = wasserstein_bound(*self.lengths(psi), batch.x - self.centre)
             return {"bound": bound, **probe(f, self.ascend, shared, psi, ascents=_ASCENTS)}
 
         if not any(step for step, _ in self._rates.values()):
             return {}
-        found = survey.each(client)
-        figures = conclude(found, clients=survey.clients, rate=survey.rate, steps=survey.steps)
+        found = context.each(client)
+        figures = conclude(found, clients=context.clients, rate=context.rate, steps=context.steps)
         return {**figures, "wasserstein_bound": found["bound"].mean().item()}
 
 

@@ -8,10 +8,10 @@ Zhong et al., Making Batch Normalization Great in Federated Deep Learning, arXiv
 
 from dataclasses import dataclass
 
+from hardy.core.method import Method
 from hardy.errors import HardyError
-from hardy.method import Method
-from hardy.parts.norm import Batch
-from hardy.parts.objective import Objective, cross_entropy
+from hardy.parts.norms import Batch
+from hardy.parts.objectives import Objective, cross_entropy
 from hardy.registry import part
 
 

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 from torch.func import grad, grad_and_value
 
-from hardy import random
+from hardy.core import random
+from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
-from hardy.parts.objective import Objective, Wrapper, cross_entropy
+from hardy.parts.objectives import Objective, Wrapper, cross_entropy
 from hardy.registry import part
-from hardy.tensors import Tensors
 
 _NEAR = 0.01
 """how far from w smoothness is measured, in ‖w‖"""

@@ -20,18 +20,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardy import random, tensors
+from hardy.core import random, tensors
+from hardy.core.messages import Slot, Updates
+from hardy.core.method import Method
+from hardy.core.net import Net
+from hardy.core.tensors import Tensors
 from hardy.data.splits import Client
 from hardy.errors import HardyError, unknown
-from hardy.messages import Slot, Updates
-from hardy.method import Method
-from hardy.models.net import Net
-from hardy.parts.aggregation import Aggregator, Frame, largest_counters
-from hardy.parts.budget import Budget
-from hardy.parts.norm import Norm, batch
-from hardy.parts.objective import Batch, Objective, Wrapper, cross_entropy
+from hardy.parts.aggregators.base import Aggregator, RoundContext, largest_counters
+from hardy.parts.budgets import Budget
+from hardy.parts.norms import Norm, batch
+from hardy.parts.objectives import Batch, Objective, Wrapper, cross_entropy
 from hardy.registry import part
-from hardy.tensors import Tensors
 
 Shapes = Mapping[str, Sequence[int]]
 _WIDTHS = (0.125, 0.25, 0.5, 1.0)
@@ -145,21 +145,21 @@ class HeldMean(Aggregator):
     widths: tuple[float, ...] = _WIDTHS
 
     @property
-    def weighted(self) -> bool:
+    def uses_weights(self) -> bool:
         return True
 
-    def fold(self, folded: Any, updates: Updates, frame: Frame) -> tuple[Tensors, Tensors, Tensors]:
-        floating = {n: t for n, t in frame.shared.items() if t.is_floating_point()}
+    def fold(self, folded: Any, updates: Updates, context: RoundContext) -> tuple[Tensors, Tensors, Tensors]:
+        floating = {n: t for n, t in context.shared.items() if t.is_floating_point()}
         total, weight, counters = folded or (
             *(tensors.apply(torch.zeros_like, floating) for _ in range(2)),
-            frame.shared,
+            context.shared,
         )
         total, weight = tensors.apply(Tensor.clone, total), tensors.apply(Tensor.clone, weight)
-        shapes = {n: tuple(frame.shared[n].shape[1:]) for n in frame.roles if n in frame.shared}
+        shapes = {n: tuple(context.shared[n].shape[1:]) for n in context.roles if n in context.shared}
         held = [
-            max(fitting(self.widths, frame.capacities[s.client])) if frame.capacities else 1.0 for s in updates.slots
+            max(fitting(self.widths, context.capacities[s.client])) if context.capacities else 1.0 for s in updates.slots
         ]
-        share = updates.weights.new_zeros(frame.bases, len(held))
+        share = updates.weights.new_zeros(context.bases, len(held))
         share[updates.bases, torch.arange(len(held), device=share.device)] = updates.weights
         for width in sorted(set(held)):
             rows = tensors.send([at for at, own in enumerate(held) if own == width], share.device)
@@ -170,18 +170,18 @@ class HeldMean(Aggregator):
                 own = share[:, rows].to(value)
                 with tensors.full_precision():
                     total[name][at] += torch.tensordot(own, value, 1)
-                weight[name][at] += tensors.over(own.sum(1), value)
+                weight[name][at] += tensors.expand_trailing(own.sum(1), value)
         return total, weight, largest_counters(counters, updates)
 
-    def finish(self, folded: Any, frame: Frame, memory: Tensors) -> tuple[Tensors, Tensors]:
+    def finish(self, folded: Any, context: RoundContext, memory: Tensors) -> tuple[Tensors, Tensors]:
         if folded is None:
-            return frame.shared, memory
+            return context.shared, memory
         total, weight, counters = folded
         mean = {
-            name: torch.where(weight[name] > 0, value / weight[name].clamp_min(1e-30), frame.shared[name])
+            name: torch.where(weight[name] > 0, value / weight[name].clamp_min(1e-30), context.shared[name])
             for name, value in total.items()
         }
-        return {**frame.shared, **mean, **counters}, memory
+        return {**context.shared, **mean, **counters}, memory
 
 
 corners, held_mean, slimmed = Corners, HeldMean, Slimmed

@@ -21,16 +21,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hardy import random
+from hardy.attacks.gradient import Attack, pgd
+from hardy.core import random
+from hardy.core.layers import BatchNorm, Statistics, current, scale_and_shift
+from hardy.core.method import Method
+from hardy.core.net import Net
+from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
-from hardy.method import Method
-from hardy.models.layers import BatchNorm, Statistics, current, scale_and_shift
-from hardy.models.net import Net
-from hardy.parts.norm import Dual
-from hardy.parts.objective import Batch, Objective
+from hardy.parts.norms import Dual
+from hardy.parts.objectives import Batch, Objective
 from hardy.registry import part
-from hardy.robustness.attacks import Attack, pgd
-from hardy.tensors import Tensors
 
 _LEVELS = (0.0, 0.1, 0.2, 0.3, 0.4, 1.0)
 

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from hardy import random
+from hardy.core import random
+from hardy.core.method import Method
+from hardy.core.net import Net
+from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
-from hardy.method import Method
-from hardy.models.net import Net
-from hardy.parts.norm import Norm, batch
-from hardy.parts.objective import Batch, Objective, Wrapper, cross_entropy
+from hardy.parts.norms import Norm, batch
+from hardy.parts.objectives import Batch, Objective, Wrapper, cross_entropy
 from hardy.registry import part
-from hardy.tensors import Tensors
 
 
 @part("objective")

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from hardy.messages import Updates
-from hardy.method import Method
-from hardy.parts.aggregation import Aggregator, Frame, by_role, mean
-from hardy.parts.norm import Norm, batch
-from hardy.parts.objective import Objective, Outcome, Shape, Wrapper, cross_entropy
+from hardy.core.messages import Updates
+from hardy.core.method import Method
+from hardy.core.tensors import Tensors, expand_trailing
+from hardy.parts.aggregators.base import Aggregator, RoundContext, by_role, mean
+from hardy.parts.norms import Norm, batch
+from hardy.parts.objectives import Objective, Outcome, Shape, Wrapper, cross_entropy
 from hardy.registry import part
-from hardy.tensors import Tensors, over
 
 
 @part("objective")
@@ -51,7 +51,7 @@ class Controlled(Wrapper):
         private, sent = dict(private), dict(sent)
         for n in (name.removeprefix("c_i.") for name in outcome.private if name.startswith("c_i.")):
             c, c_i = outcome.received[f"c.{n}"], private[f"c_i.{n}"]
-            private[f"c_i.{n}"] = c_i - c + (outcome.start[n] - outcome.end[n]) * over(scale, outcome.end[n])
+            private[f"c_i.{n}"] = c_i - c + (outcome.start[n] - outcome.end[n]) * expand_trailing(scale, outcome.end[n])
             sent[f"c.{n}"] = c + private[f"c_i.{n}"] - c_i
         return private, sent
 
@@ -61,15 +61,15 @@ class Controlled(Wrapper):
 class ControlMean(Aggregator):
     """c ← c + Σ (c_i⁺ − c_i) / N: clients that were not asked count as unchanged."""
 
-    def fold(self, folded: Any, updates: Updates, frame: Frame) -> Tensors:
-        moved = {n: torch.zeros_like(c) for n, c in frame.shared.items()} if folded is None else folded
+    def fold(self, folded: Any, updates: Updates, context: RoundContext) -> Tensors:
+        moved = {n: torch.zeros_like(c) for n, c in context.shared.items()} if folded is None else folded
         return {
-            n: moved[n].index_add(0, updates.bases, value - frame.shared[n][updates.bases])
+            n: moved[n].index_add(0, updates.bases, value - context.shared[n][updates.bases])
             for n, value in updates.shared.items()
         }
 
-    def finish(self, folded: Any, frame: Frame, memory: Tensors) -> tuple[Tensors, Tensors]:
-        return {n: c + (folded[n] / frame.clients if folded else 0) for n, c in frame.shared.items()}, memory
+    def finish(self, folded: Any, context: RoundContext, memory: Tensors) -> tuple[Tensors, Tensors]:
+        return {n: c + (folded[n] / context.clients if folded else 0) for n, c in context.shared.items()}, memory
 
 
 control_mean, controlled = ControlMean, Controlled

@@ -17,19 +17,19 @@ from typing import Any
 
 import torch
 
-from hardy import tensors
+from hardy.attacks.gradient import pgd
+from hardy.core import tensors
+from hardy.core.messages import Updates
+from hardy.core.method import Method
+from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
-from hardy.messages import Updates
-from hardy.method import Method
 from hardy.papers.fedavg import proximal
 from hardy.papers.scaffold import control_mean, controlled
 from hardy.parts.adversarial import adversarial
-from hardy.parts.aggregation import Frame, Stage, by_role, chain, mean, uniform
-from hardy.parts.norm import Norm, batch
-from hardy.parts.objective import Objective
+from hardy.parts.aggregators.base import RoundContext, Stage, by_role, chain, mean, uniform
+from hardy.parts.norms import Norm, batch
+from hardy.parts.objectives import Objective
 from hardy.registry import part
-from hardy.robustness.attacks import pgd
-from hardy.tensors import Tensors
 
 
 @part("stage")
@@ -74,14 +74,14 @@ class Slack(Stage):
             if not holds:
                 raise HardyError(f"slack {name} is {getattr(self, name)}; it must be {limit}.")
 
-    def memory(self, frame: Frame) -> Tensors:
-        none = torch.zeros(frame.clients, dtype=torch.int64)
+    def memory(self, context: RoundContext) -> Tensors:
+        none = torch.zeros(context.clients, dtype=torch.int64)
         return {"asked": none, "turns": none, "last": none - 1, "round": torch.tensor(0)}
 
-    def apply(self, updates: Updates, frame: Frame, memory: Tensors) -> tuple[Updates, Tensors]:
-        now = frame.round + 1
+    def apply(self, updates: Updates, context: RoundContext, memory: Tensors) -> tuple[Updates, Tensors]:
+        now = context.round + 1
         more, shrink = self.more(now), self.shrink if now >= self.start else 1.0
-        chosen = self.choose(updates, frame, memory) if more else []
+        chosen = self.choose(updates, context, memory) if more else []
         if self.as_published and chosen:
             total = len(updates.slots) + more * len(chosen)  # Σ P
             shrink *= total / (total + more)
@@ -106,14 +106,14 @@ class Slack(Stage):
         left = max(0.0, 1 - (now - self.start) / self.anneal) if self.anneal else 1.0
         return left * 2 * self.alpha / (1 - self.alpha) if now >= self.start else 0.0
 
-    def choose(self, updates: Updates, frame: Frame, memory: Tensors) -> list[int]:
+    def choose(self, updates: Updates, context: RoundContext, memory: Tensors) -> list[int]:
         """The places of the slots that get the slack."""
         loss: list[float] = updates.loss.tolist()
         size: list[float] = updates.weights.tolist()
         asked: list[int] = memory["asked"].tolist()
         turns: list[int] = memory["turns"].tolist()
         clients = [slot.client for slot in updates.slots]
-        able = [at for at, client in enumerate(clients) if self.kind is None or frame.kinds[client] in ("", self.kind)]
+        able = [at for at, client in enumerate(clients) if self.kind is None or context.kinds[client] in ("", self.kind)]
         middle = median(loss[at] for at in able) if able else 0.0
 
         def believed(at: int) -> bool:

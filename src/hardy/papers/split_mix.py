@@ -22,18 +22,18 @@ from math import sqrt
 import torch
 from torch import nn
 
-from hardy import random
+from hardy.attacks.gradient import Attack, pgd
+from hardy.core import random
+from hardy.core.layers import BatchNorm
+from hardy.core.messages import Slot
+from hardy.core.method import Method
 from hardy.data.splits import Client
 from hardy.errors import HardyError
-from hardy.messages import Slot
-from hardy.method import Method
-from hardy.models.layers import BatchNorm
 from hardy.parts.adversarial import adversarial
-from hardy.parts.budget import Mixed, affordable
-from hardy.parts.norm import Norm, batch, dual
-from hardy.parts.objective import Objective, cross_entropy
+from hardy.parts.budgets import Mixed, affordable
+from hardy.parts.norms import Norm, batch, dual
+from hardy.parts.objectives import Objective, cross_entropy
 from hardy.registry import part
-from hardy.robustness.attacks import Attack, pgd
 
 
 @part("budget")

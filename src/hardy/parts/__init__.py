@@ -1,5 +1,6 @@
 """Parts that several papers share. Importing the package registers them."""
 
-from hardy.parts import admission, adversarial, aggregation, budget, compression, mixing, norm, objective, robust
+from hardy.parts import adversarial, budgets, compression, norms, objectives
+from hardy.parts.aggregators import base, robust, stages
 
-__all__ = ["admission", "adversarial", "aggregation", "budget", "compression", "mixing", "norm", "objective", "robust"]
+__all__ = ["adversarial", "base", "budgets", "compression", "norms", "objectives", "robust", "stages"]

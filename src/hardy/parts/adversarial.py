@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hardy import random
+from hardy.attacks.gradient import Attack, pgd
+from hardy.core import random
+from hardy.core.layers import Call
+from hardy.core.net import Net
+from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
-from hardy.models.layers import Call
-from hardy.models.net import Net
-from hardy.parts.objective import Batch, Objective, Shape
+from hardy.parts.objectives import Batch, Objective, Shape
 from hardy.registry import part
-from hardy.robustness.attacks import Attack, pgd
-from hardy.tensors import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ class Free(Objective):
         return frozenset({self.branch})
 
     @property
-    def ascends(self) -> bool:
+    def has_adversary(self) -> bool:
         return True
 
     def private(self, trained: Tensors, shape: Shape) -> Tensors:
@@ -146,7 +146,7 @@ class Free(Objective):
         x = (batch.x + change[: len(batch.x)]).clamp(0.0, 1.0)
         return F.cross_entropy(net(x, branch=self.branch, statistics="batch", key=key), batch.y)
 
-    def advance(self, private: Tensors, gradient: Tensors) -> None:
+    def step_adversary(self, private: Tensors, gradient: Tensors) -> None:
         change, slope = private["free.change"], gradient["free.change"]
         change.add_(slope.sign(), alpha=self.epsilon).clamp_(-self.epsilon, self.epsilon)
 

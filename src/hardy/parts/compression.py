@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.registry import kind, part
-from hardy.tensors import Tensors
 
 
 @kind("compression")
@@ -20,7 +20,7 @@ from hardy.tensors import Tensors
 class Compression:
     """The part between a client's update and the wire."""
 
-    def squeeze(self, change: Tensor) -> Tensors:
+    def compress(self, change: Tensor) -> Tensors:
         """The pieces that are sent of a change, by name."""
         raise NotImplementedError
 
@@ -34,7 +34,7 @@ class Compression:
 class HalfPrecision(Compression):
     """Sixteen bits a number, scaled by the largest of its tensor."""
 
-    def squeeze(self, change: Tensor) -> Tensors:
+    def compress(self, change: Tensor) -> Tensors:
         scale = change.abs().amax().clamp_min(torch.finfo(change.dtype).tiny)
         return {"value": (change / scale).half(), "scale": scale}
 
@@ -54,7 +54,7 @@ class TopK(Compression):
         if not 0 < self.share <= 1:
             raise HardyError(f"share of top_k is {self.share}; it must be in (0, 1].")
 
-    def squeeze(self, change: Tensor) -> Tensors:
+    def compress(self, change: Tensor) -> Tensors:
         flat = change.flatten()
         index = flat.abs().topk(max(1, round(self.share * flat.numel()))).indices
         return {"value": flat[index], "index": index.int()}

@@ -8,11 +8,11 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from hardy.core.state import disk
 from hardy.errors import HardyError
-from hardy.report.folder import Run, number, read_run
 from hardy.report.page import figure, page, section, table
 from hardy.report.plots import COLOURS, Series, lines, percent
-from hardy.state import disk
+from hardy.report.stored_run import Run, number, read_run
 
 
 def _mean_and_std(objects: Sequence[Any], *keys: str) -> tuple[float, float] | None:

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from hardy.report.folder import Point
+from hardy.report.stored_run import Point
 
 Format = Callable[[float], str]
 COLOURS = 8

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hardy.errors import HardyError
-from hardy.report.folder import number, read_run
+from hardy.report.stored_run import number, read_run
 
 
 def _scalars(value: Any, name: str = "") -> Iterator[tuple[str, float]]:

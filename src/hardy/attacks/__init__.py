@@ -1,0 +1,5 @@
+"""Attacks on images. Importing the package registers them."""
+
+from hardy.attacks import affine, autoattack, gradient
+
+__all__ = ["affine", "autoattack", "gradient"]

@@ -1,0 +1,149 @@
+"""Threats by name: an attack and its budget as one short text, such as pgd-20@16/255.
+
+NAME[-N][@OPTION,...]: N is the number of steps (of queries for `square`); an option is a radius, a ball, or key=value
+with any argument of the attack (`eps` is short for `epsilon`). Radii are in pixels of [0, 1], 8/255 unless given; an L2
+radius must be given. An attack with a step takes epsilon / 4 (2/255 at 8/255) unless told, whatever N is; with fewer
+than four steps, epsilon / N, so that the edge of the ball stays in reach.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from itertools import pairwise
+from typing import Any, get_args, get_type_hints
+
+from hardy.attacks import devices
+from hardy.attacks import gradient as attacks
+from hardy.attacks.affine import affine
+from hardy.attacks.balls import Ball
+from hardy.attacks.gradient import Attack
+from hardy.errors import HardyError, unknown
+
+PRESETS = {
+    "fgsm": "one step of 8/255",
+    "pgd-7": "what FedRBN and Split-Mix train and test with",
+    "pgd-20": "what SFAT tests with",
+    "pgd-20@4/255": "SFAT on SVHN",
+    "pgd-20@16/255": "FedRBN, Table 3",
+    "pgd-100": "FedRBN, Table 3",
+    "pgd-10@l2,eps=0.5": "any radius: FedRobust tests with L2 balls",
+    "mim-20": "with momentum; mim-20@16/255 and mim-100 are MIA in FedRBN, Table 3",
+    "cw-30": "CW-infinity as SFAT tests with",
+    "lsa": "local search, 7 rounds and no bound: FedRBN, Table 3",
+    "square": "black box, 5000 queries",
+    "apgd-ce": "APGD on cross-entropy, 100 steps",
+    "apgd-t": "APGD on the targeted DLR loss, 9 targets",
+    "fab-t": "FAB, 9 targets",
+    "autoattack": "apgd-ce, apgd-t, fab-t and square: the figure to publish",
+    "affine": "one affine shift for a client's images, or everybody's: affine@0.4,1.0,common=true, radii of Λ and δ",
+    "camera-10": "no attack: images as ten cameras unknown to training take them; camera-10@0.5 halves the shifts",
+    "gaussian": "no attack: a Gaussian affine shift unknown to training; gaussian-10@0.05 is ten of strength 0.05",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threat:
+    """An attack with the name its figures go by."""
+
+    name: str
+    attack: Attack
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Family:
+    """What a name stands for: `attack()` gives the class, N sets `count`, bare numbers set `radii` in turn."""
+
+    attack: Callable[[], type[Attack]]
+    count: str = "steps"
+    radii: tuple[str, ...] = ("epsilon",)
+    preset: tuple[tuple[str, object], ...] = ()
+
+
+def _auto(name: str) -> Callable[[], type[Attack]]:
+    def attack() -> type[Attack]:
+        from hardy.attacks import autoattack  # it is built on the attacks here, and seldom needed
+
+        found: type[Attack] = getattr(autoattack, name)
+        return found
+
+    return attack
+
+
+_FAMILIES = {
+    "fgsm": _Family(attack=lambda: attacks.fgsm, count=""),
+    "pgd": _Family(attack=lambda: attacks.pgd, preset=(("steps", 20),)),
+    "mim": _Family(attack=lambda: attacks.mim),
+    "cw": _Family(attack=lambda: attacks.cw),
+    "lsa": _Family(attack=lambda: attacks.local_search),
+    "square": _Family(attack=lambda: attacks.square, count="queries"),
+    "apgd-ce": _Family(attack=_auto("apgd")),
+    "apgd-t": _Family(attack=_auto("apgd"), preset=(("loss", "dlr"), ("targeted", 9))),
+    "fab-t": _Family(attack=_auto("fab")),
+    "autoattack": _Family(attack=_auto("auto_attack")),
+    "affine": _Family(attack=lambda: affine, radii=("rotation_radius", "shift_radius")),
+    "camera": _Family(attack=lambda: devices.unseen_camera, count="devices", radii=("strength",)),
+    "gaussian": _Family(attack=lambda: devices.unseen_gaussian_affine, count="devices", radii=("strength",)),
+}
+
+
+def parse(text: str) -> Threat:
+    """The threat a text names."""
+    text = re.sub(r"\s", "", text).lower()
+    name, _, written = text.partition("@")
+    matched = re.fullmatch(r"(.+?)(?:-([1-9][0-9]{0,5}))?", name)
+    family = _FAMILIES.get(matched[1]) if matched else None
+    if matched is None or family is None or (matched[2] and not family.count):
+        raise unknown("threat", name, {preset.partition("@")[0] for preset in PRESETS})
+    attack = family.attack()
+    hints = get_type_hints(attack)
+    given: dict[str, Any] = {family.count: int(matched[2])} if matched[2] else {}
+    radii = iter(family.radii)
+    for option in written.split(",") if written else ():
+        key, equals, value = option.rpartition("=")
+        key = "epsilon" if key == "eps" else key
+        if not equals:
+            key = "ball" if value in get_args(Ball) else next(radii, "")
+        if key not in hints:
+            raise unknown(f"option of {name} in threat {text!r}:", key or option, hints)
+        if key in given:
+            raise HardyError(f"{key} is given twice in threat {text!r}; give it once.")
+        given[key] = _value(value, hints[key], f"{key} in threat {text!r}")
+    given = dict(family.preset) | given
+    if given.get("ball") == "l2" and "epsilon" not in given:
+        raise HardyError(f"threat {text!r} needs a radius for its L2 ball; write for example {name}@l2,eps=0.5.")
+    if "step" in hints and "epsilon" in hints and "step" not in given:
+        usual = {field.name: field.default for field in fields(attack) if field.default is not MISSING}
+        steps, epsilon = ((usual | given)[key] for key in ("steps", "epsilon"))
+        given["step"] = epsilon / max(1, min(steps, 4)) or usual["step"]
+    return Threat(name=text, attack=attack(**given))
+
+
+def parse_all(text: str) -> tuple[Threat, ...]:
+    """The threats of a list such as pgd-20@l2,eps=0.5,autoattack: numbers, balls and key=value belong to the last."""
+    text = re.sub(r"\s", "", text).lower()
+    option = rf"[-+.0-9]|({'|'.join(get_args(Ball))})(,|$)|[^,@]*="
+    cuts = [comma.start() for comma in re.finditer(rf",(?!{option})", text)]
+    return tuple(parse(text[first + 1 : last]) for first, last in pairwise([-1, *cuts, len(text)]))
+
+
+def _value(text: str, hint: object, what: str) -> object:
+    """A number, a fraction, true or false; words are left for the attack to check."""
+    try:
+        if hint is bool:
+            return {"true": True, "false": False}[text]
+        if hint is int:
+            return int(text)
+        if hint is float:
+            above, _, below = text.partition("/")
+            return float(above) / float(below or 1)
+    except (ValueError, KeyError, ZeroDivisionError, OverflowError):
+        kinds: dict[object, str] = {
+            bool: "true or false",
+            int: "a whole number",
+            float: "a number or a fraction such as 8/255",
+        }
+        raise HardyError(f"{what} is {text!r}; it must be {kinds[hint]}.") from None
+    return text
+
+
+__all__ = ["PRESETS", "Threat", "parse", "parse_all"]

@@ -1,0 +1,285 @@
+"""Layers whose behaviour is an argument of the call, never a flag left on a module.
+
+`calling(branch=..., statistics=..., key=...)` sets the arguments for the forward passes inside it. Statistics are
+replaced by assignment, so a forward never writes into a tensor it was given: under `torch.func.functional_call` the
+new ones are read back from the state that was passed in.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hardy.core import random
+from hardy.errors import HardyError
+
+UseStatistics = Literal["batch", "running", "images"]
+"""normalise by the batch and move the running ones; by the running ones; by the batch and leave the running ones"""
+
+
+@dataclass
+class Call:
+    """How the forward passes now running are to behave. The default is plain inference."""
+
+    branch: str = "clean"
+    statistics: UseStatistics = "running"
+    key: Tensor | None = None
+    robustness: float | Tensor | None = None
+    draws: int = 0
+    parts: "tuple[Call, ...]" = ()
+    """how each of as many equal parts of the batch is to be treated where images are not treated one by one"""
+
+
+_current: ContextVar[Call] = ContextVar("hardy_call")
+
+
+def current() -> Call:
+    return _current.get(None) or Call()
+
+
+def calling(
+    *, branch: str, statistics: UseStatistics, key: Tensor | None, robustness: float | Tensor | None = None
+) -> AbstractContextManager[None]:
+    """Sets branch, statistics, the key of dropout (None: no dropout) and robustness λ (None: the branch alone; else a
+    mix of branches at every layer)."""
+    return passing(Call(branch, statistics, key, robustness))
+
+
+@contextmanager
+def passing(*calls: Call) -> Iterator[None]:
+    """Forward passes inside behave like this; with several calls the images of each are an equal part of the batch."""
+    forced = _forced.get()
+    parts = tuple(replace(call, statistics=forced or call.statistics) for call in calls)
+    token = _current.set(parts[0] if len(parts) == 1 else Call(parts=parts))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def in_parts(layer: Callable[[Tensor, Call], Tensor], x: Tensor) -> Tensor:
+    """A layer under the arguments of the call, or of each part of it."""
+    call = current()
+    if not call.parts:
+        return layer(x, call)
+    return torch.cat([layer(images, part) for images, part in zip(x.chunk(len(call.parts)), call.parts, strict=True)])
+
+
+_forced: ContextVar[UseStatistics | None] = ContextVar("hardy_forced", default=None)
+
+
+@contextmanager
+def forcing(statistics: UseStatistics | None) -> Iterator[None]:
+    """All calls inside use these statistics, whatever they ask for."""
+    token = _forced.set(statistics)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+class Affine(nn.Module):
+    """Scale and shift of every channel, where there is one."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, features: int, *, affine: bool) -> None:
+        super().__init__()
+        if affine:
+            self.weight = nn.Parameter(torch.ones(features))
+            self.bias = nn.Parameter(torch.zeros(features))
+
+
+class Statistics(Affine):
+    """Running mean and variance of one branch of a norm, and its affine if it has one of its own. `noise` is the
+    deviation of Gaussian noise on every update of them, drawn from the key of the call."""
+
+    mean: Tensor
+    var: Tensor
+
+    def __init__(self, features: int, *, affine: bool = False, momentum: float = 0.1, noise: float = 0.0) -> None:
+        super().__init__(features, affine=affine)
+        self.momentum, self.noise = momentum, noise
+        self.register_buffer("mean", torch.zeros(features))
+        self.register_buffer("var", torch.ones(features))
+
+    def normalise(self, x: Tensor, affine: Affine, eps: float) -> Tensor:
+        """Normalises by the batch, and moves the running statistics towards it."""
+        if x.is_cuda and x.dtype != self.mean.dtype:
+            return self._normalise_mixed(x, affine, eps)
+        mean, var = self.mean.clone(), self.var.clone()
+        taken = x.to(mean.dtype)  # a CPU has no kernel for images of another precision
+        if x.shape[1] > 1:
+            out = F.batch_norm(taken, mean, var, affine.weight, affine.bias, True, self.momentum, eps)
+        else:  # what vmap makes of a single channel does not lie in memory as cuDNN wants it
+            out, _, _ = torch.native_batch_norm(taken, affine.weight, affine.bias, mean, var, True, self.momentum, eps)
+        self.mean, self.var = mean, var
+        return out.to(x.dtype)
+
+    def _normalise_mixed(self, x: Tensor, affine: Affine, eps: float) -> Tensor:
+        """The same where x is of half precision: vmap has no rule for running statistics of another type than x."""
+        out, mean, rsqrt = torch.native_batch_norm(x, None, None, None, None, True, 0.0, eps)
+        count = x.numel() / x.shape[1]
+        var = (rsqrt.square().reciprocal() - eps).clamp_min(0.0) * (count / max(1.0, count - 1))
+        self.mean = torch.lerp(self.mean, mean.detach(), self.momentum)
+        self.var = torch.lerp(self.var, var.detach(), self.momentum)
+        return _along(out, affine.weight, affine.bias)
+
+    def blur(self, call: Call) -> None:
+        """Adds the noise."""
+        if self.noise:
+            self.mean, self.var = self._blurred(self.mean, call), self._blurred(self.var, call).clamp_min(0.0)
+
+    def _blurred(self, statistic: Tensor, call: Call) -> Tensor:
+        if call.key is None:
+            return statistic
+        call.draws += 1
+        drawn = random.normal(random.fold(call.key, call.draws), statistic.shape, statistic.dtype)
+        return statistic + self.noise * drawn
+
+
+class FederatedStatistics(Statistics):
+    """Statistics of Federated BatchNorm: a batch is normalised by what the server sent, and the running statistics move
+    to what they would be if all batches seen since had been one."""
+
+    count: Tensor
+    """values a channel has seen since the server last spoke"""
+    sent_mean: Tensor
+    sent_var: Tensor
+
+    def __init__(self, features: int, *, affine: bool = False, momentum: float = 0.1, noise: float = 0.0) -> None:
+        super().__init__(features, affine=affine, momentum=momentum, noise=noise)
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("sent_mean", torch.zeros(features), persistent=False)
+        self.register_buffer("sent_var", torch.ones(features), persistent=False)
+
+    def normalise(self, x: Tensor, affine: Affine, eps: float) -> Tensor:
+        momentum, (mean, var) = self.momentum, _moments(x.detach(), self.mean.dtype)
+        mean, var = torch.lerp(self.sent_mean, mean, momentum), torch.lerp(self.sent_var, var, momentum)
+        count = self.count + x.numel() / x.shape[1]
+        share = (count - self.count) / count
+        between = share * (1 - share) / momentum * (mean - self.mean).square()  # law of total variance over the steps
+        self.mean, self.var = torch.lerp(self.mean, mean, share), torch.lerp(self.var, var, share) + between
+        self.count = count
+        return scale_and_shift(x, self.sent_mean, self.sent_var, affine, eps)
+
+
+def _moments(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Mean and variance of every channel. Values of half precision are read as they are: their mean cannot be so far
+    from zero that its square would swallow the variance."""
+    over = [axis for axis in range(x.dim()) if axis != 1]
+    if x.dtype == dtype:
+        var, mean = torch.var_mean(x, over, correction=0)
+        return mean, var
+    mean = x.mean(over, dtype=dtype)
+    square = torch.linalg.vector_norm(x, dim=over, dtype=dtype).square() * (x.shape[1] / x.numel())
+    return mean, (square - mean.square()).clamp_min(0.0)
+
+
+def scale_and_shift(x: Tensor, mean: Tensor, var: Tensor, affine: Affine, eps: float) -> Tensor:
+    """A norm with given statistics as one product and sum: attacks do little else, and vmap needs no copies for it."""
+    return _along(x, *_line(mean, var, affine, eps))
+
+
+def _line(mean: Tensor, var: Tensor, affine: Affine, eps: float) -> tuple[Tensor, Tensor]:
+    scale = affine.weight * torch.rsqrt(var + eps)
+    return scale, affine.bias - mean * scale
+
+
+def _along(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """x · scale + shift, a number a channel, [C], or for each image, [N, C]."""
+    shape = *scale.shape, *[1] * (x.dim() - 2)
+    return torch.addcmul(shift.to(x.dtype).view(shape), x, scale.to(x.dtype).view(shape))
+
+
+class BatchNorm(Affine):
+    """Batch normalisation over every axis but the second, with statistics per branch and one affine for all, or one
+    for each branch. `gain` multiplies what comes in where the batch's own statistics are used (layer rescaling)."""
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        branches: Mapping[str, Callable[..., Statistics]] | None = None,
+        eps: float = 1e-5,
+        dual_affine: bool = False,
+    ) -> None:
+        super().__init__(features, affine=not dual_affine)
+        self.eps, self.dual_affine, self.gain = eps, dual_affine, 1.0
+        for branch, make in (branches or {"clean": Statistics}).items():
+            self.add_module(branch, make(features, affine=dual_affine))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return in_parts(self._normalised, x)
+
+    def _normalised(self, x: Tensor, call: Call) -> Tensor:
+        if call.robustness is not None and call.statistics == "running":
+            return self._mixed(x, call.robustness)
+        kept, affine = self._branch(call.branch)
+        if call.statistics == "running":
+            return scale_and_shift(x, kept.mean, kept.var, affine, self.eps)
+        x = x if self.gain == 1.0 else x * self.gain
+        if call.statistics == "images":
+            if x.numel() == x.shape[1]:
+                raise HardyError("a norm served by the batch was given 1 image, which has no statistics; it needs 2.")
+            return scale_and_shift(x, *_moments(x, kept.mean.dtype), affine, self.eps)
+        out = kept.normalise(x, affine, self.eps)
+        kept.blur(call)
+        return out
+
+    def _branch(self, name: str) -> tuple[Statistics, Affine]:
+        kept = self.get_submodule(name)
+        assert isinstance(kept, Statistics)
+        return kept, kept if self.dual_affine else self
+
+    def _mixed(self, x: Tensor, robustness: float | Tensor) -> Tensor:
+        """(1 − λ) of the clean branch's output and λ of the adversarial one's: two lines mix to a line. λ is a number,
+        or one an image."""
+        if isinstance(robustness, Tensor) and robustness.dim():
+            robustness = robustness[:, None]
+        lines = []
+        for name in ("clean", "adversarial"):
+            kept, affine = self._branch(name)
+            lines.append(_line(kept.mean, kept.var, affine, self.eps))
+        scale, shift = ((1 - robustness) * clean + robustness * robust for clean, robust in zip(*lines, strict=True))
+        return _along(x, scale, shift)
+
+
+class Dropout(nn.Module):
+    """Dropout whose mask comes from the key of the call, so all engines drop the same units. No key: identity."""
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return in_parts(self._thinned, x)
+
+    def _thinned(self, x: Tensor, call: Call) -> Tensor:
+        if call.key is None or self.p == 0.0:
+            return x
+        call.draws += 1
+        dropped = random.chance(random.fold(call.key, call.draws), x.shape, self.p)
+        return torch.where(dropped, 0.0, x / (1.0 - self.p))
+
+
+class InputScale(nn.Module):
+    """(x - mean) / std inside the model, so that attacks always see pixels in [0, 1]. Its buffers are constants of
+    the model: nobody trains, sends or stores them."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: tuple[float, ...] = (0.5,), std: tuple[float, ...] = (0.5,)) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.std

@@ -1,0 +1,74 @@
+"""A model applied to one slot's tensors, or to those of several bases."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from hardy.core.layers import Call, UseStatistics, passing
+from hardy.core.tensors import Tensors
+
+
+class Net:
+    """forward(x, branch, statistics) over the tensors of one slot. Passes in batch mode move `kept` (the statistics),
+    which the step reads off afterwards; the tensors given are never written to."""
+
+    def __init__(self, model: nn.Module, trained: Tensors, kept: Tensors) -> None:
+        self.model, self.kept = model, kept
+        self.trained = trained
+
+    @property
+    def trained(self) -> Tensors:
+        return self._trained
+
+    @trained.setter
+    def trained(self, trained: Tensors) -> None:
+        self._trained, self._read = trained, _rounded(self.model, trained)
+
+    def __call__(
+        self,
+        x: Tensor,
+        *,
+        branch: str = "clean",
+        statistics: UseStatistics = "running",
+        key: Tensor | None = None,
+        robustness: float | Tensor | None = None,
+    ) -> Tensor:
+        return self.together((x, Call(branch, statistics, key, robustness)))[0]
+
+    def together(self, *passes: tuple[Tensor, Call]) -> list[Tensor]:
+        """The logits of several passes of as many images each, one after the other for the norms, but with every layer
+        run once for all: weights are read, and their gradients written, once."""
+        images, calls = zip(*passes, strict=True)
+        state = {**self._read, **self.kept}
+        with passing(*calls):
+            logits: Tensor = functional_call(self.model, state, (images[0] if len(images) == 1 else torch.cat(images),))
+        if any(call.statistics == "batch" for call in calls):
+            self.kept = {name: state[name] for name in self.kept}
+        logits = logits.to(images[0].dtype)
+        return [logits] if len(calls) == 1 else list(logits.chunk(len(calls)))
+
+
+def _rounded(model: nn.Module, trained: Tensors) -> Tensors:
+    """Weights as autocast hands them to the products they are for: rounded once, and not in every pass of an attack."""
+    device = next(iter(trained.values())).device.type if trained else "cpu"
+    if not torch.is_autocast_enabled(device):
+        return trained
+    products = {f"{n}.weight" for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
+    half = torch.get_autocast_dtype(device)
+    return {name: tensor.to(half) if name in products else tensor for name, tensor in trained.items()}
+
+
+class Mixture:
+    """Networks that answer together: the mean of their logits. It is called like one Net, in inference only.
+
+    With statistics "images" the images of a call are normalised by each other.
+    """
+
+    def __init__(self, nets: Sequence[Net], statistics: UseStatistics = "running") -> None:
+        self.nets, self.statistics = list(nets), statistics
+
+    def __call__(self, x: Tensor, *, branch: str = "clean", robustness: float | Tensor | None = None) -> Tensor:
+        answers = [net(x, branch=branch, statistics=self.statistics, robustness=robustness) for net in self.nets]
+        return answers[0] if len(answers) == 1 else torch.stack(answers).mean(0)

@@ -1,0 +1,1 @@
+"""Networks that leave the federation: predictors, ONNX files, networks for new clients."""

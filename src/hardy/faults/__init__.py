@@ -1,0 +1,5 @@
+"""Clients that fail, and clients that lie."""
+
+from hardy.faults import byzantine
+
+__all__ = ["byzantine"]

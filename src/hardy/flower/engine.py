@@ -1,0 +1,217 @@
+"""The same round over a network: slots are trained on Flower's nodes, and their answers are what the server gets.
+
+This is the server's half. It needs of Flower only a `Grid`: who is online, send messages, fetch replies. The clients'
+half is hardy.flower.node.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hardy.attacks.threats import parse
+from hardy.core import tensors
+from hardy.core.client import Training
+from hardy.core.messages import Answer, Slot, Work
+from hardy.core.method import Plan
+from hardy.core.partition import Placement
+from hardy.core.state import ServerState
+from hardy.data.splits import Federation
+from hardy.engines.base import Engine
+from hardy.errors import HardyError
+from hardy.flower import wire
+from hardy.flower.membership import PAUSE, Membership
+from hardy.parts.compression import Compression
+
+_LOG = logging.getLogger("flwr")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """`[network]`: what a run over Flower expects of its nodes."""
+
+    clients: int | None = None
+    """nodes the run is for; absent: as many as [data] makes clients"""
+    deadline: float = 600.0
+    """seconds a round waits for a reply"""
+    replies: int = 1
+    """fewest replies a round needs; with fewer the missing clients are asked again"""
+    patience: float = 1800.0
+    """seconds to wait for the first roll call, or for enough replies, before giving up"""
+    compression: Compression | None = None
+    """of what clients send up; absent: every bit travels, and the run is that of the other engines"""
+
+    def __post_init__(self) -> None:
+        for name in ("deadline", "patience"):
+            if not getattr(self, name) > 0:
+                raise HardyError(f"network.{name} is {getattr(self, name)}; it must be above 0 seconds.")
+        if self.replies < 1:
+            raise HardyError(f"network.replies is {self.replies}; it must be 1 or more.")
+        if self.clients is not None and self.clients < 1:
+            raise HardyError(f"network.clients is {self.clients}; it must be 1 or more, or absent.")
+
+
+class Flower(Engine):
+    """Asks nodes, through a Grid. Private tensors, images and labels stay with them."""
+
+    name = "flower"
+    remote = True
+
+    def __init__(
+        self,
+        plan: Plan,
+        data: Federation,
+        training: Training,
+        *,
+        seed: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        roll: Membership,
+        network: Network,
+        token: str,
+    ) -> None:
+        if plan.method.pooled:
+            raise HardyError(
+                f"method {plan.method.name!r} trains on all clients' rows together; over a network nobody holds them. "
+                "Run it with another engine."
+            )
+        self.plan, self.data, self.training, self.seed = plan, data, training, seed
+        self.device, self.dtype, self.lane, self.first = device, dtype, None, 0
+        self.roll, self.network, self.token = roll, network, token
+        plan.model.to(device, dtype)
+        self.train_rows = [client.train for client in data.clients]
+        self.store = {}
+        self._wire: dict[str, dict[str, int]] = {}
+
+    def account(self, line: dict[str, Any]) -> dict[str, Any]:
+        """The bytes of each client; refusals, which the server decides on, go to the log as well."""
+        for client, why in line["lost"].items():
+            if why.startswith("refused"):
+                _LOG.warning("round %d: client %s %s", line["round"], client, why)
+        return {"wire": self._wire}
+
+    def train(self, work: Work) -> Iterator[Sequence[Answer] | dict[int, str]]:  # type: ignore[override]
+        """The answers of each client as they come in, then why the others will not answer."""
+        slots: dict[int, list[Slot]] = {}
+        for slot in work.slots:
+            slots.setdefault(slot.client, []).append(slot)
+        sent = {base: wire.pack(tensors.gather(work.shared, base)) for base in {slot.base for slot in work.slots}}
+        self._wire = {}
+
+        def content(client: int) -> Any:
+            records = {f"shared/{slot.base}": sent[slot.base] for slot in slots[client]}
+            if work.reported:
+                for slot in slots[client]:
+                    records[f"reported/{slot.base}"] = wire.pack(tensors.gather(work.reported, client, slot.base))
+            return self._message(
+                records, client, round=work.round, rate=work.rate, bases=[s.base for s in slots[client]]
+            )
+
+        for client, came in self._ask("train", work.round, list(slots), content, least=self.network.replies):
+            if isinstance(came, str):
+                yield {client: came}
+            else:
+                yield [self._answer(came, slot, work) for slot in slots[client]]
+
+    def _answer(self, content: Any, slot: Slot, work: Work) -> Answer:
+        said, shared = wire.figures(content, f"figures/{slot.base}"), wire.unpack(content, f"shared/{slot.base}")
+        if rule := self.network.compression:
+            shared = wire.expand(rule, shared, tensors.gather(work.shared, slot.base), compressed_names(self.plan))
+        return Answer(
+            slot=slot,
+            round=said.get("round"),
+            shared=shared,
+            reported=wire.unpack(content, f"reported/{slot.base}"),
+            examples=said.get("examples"),
+            steps=said.get("steps"),
+            loss=said.get("loss"),
+        )
+
+    def accuracies(
+        self, state: ServerState, branch: str, threats: Sequence[str] = (), *, part: str = "test"
+    ) -> list[list[float | None]]:
+        """The share of validation and of test rows that each client classifies rightly, and of the rows of this part
+        under each threat, as the nodes say."""
+        threats = [parse(threat).name for threat in threats]
+        shared, asked = wire.pack(state.shared), {"threats": threats, "part": part} if threats else {}
+        found: list[list[float | None]] = [[None] * len(self.data.clients) for _ in range(2 + len(threats))]
+
+        def content(client: int) -> Any:
+            own = {"reported": wire.pack(tensors.gather(state.reported, client))} if state.reported else {}
+            return self._message({"shared": shared, **own}, client, round=state.round, branch=branch, **asked)
+
+        for client, came in self._ask("evaluate", state.round - 1, range(len(self.data.clients)), content):
+            if isinstance(came, str):
+                continue
+            said = wire.figures(came, "accuracy")
+            if said.get("round") != state.round:
+                _LOG.warning("round %d, evaluate: client %d refused: figures of another round", state.round, client)
+                continue
+            for place, name in enumerate(("validation", "test", *threats)):
+                value = said.get(name)
+                if isinstance(value, float) and 0 <= value <= 1:
+                    found[place][client] = value
+        return found
+
+    def _message(self, records: dict[str, Any], client: int, **settings: Any) -> Any:
+        return wire.message(records, **settings, experiment=self.roll.experiment, client=client, token=self.token)
+
+    def _ask(
+        self, kind: str, round: int, clients: Sequence[int], content: Callable[[int], Any], *, least: int = 0
+    ) -> Iterator[tuple[int, Any]]:
+        """(client, reply's content or why there is none), as they come. With fewer than `least` replies at the
+        deadline, those that have not answered are asked again."""
+        waiting, heard, lost = list(clients), 0, dict[int, str]()
+        end = time.monotonic() + self.network.patience
+        while waiting:
+            began, nodes, earlier = time.monotonic(), self.roll.refresh(), lost
+            lost = {client: "away: its node is not online" for client in waiting if client not in nodes}
+            pending: dict[str, int] = {}
+            for client in (c for c in waiting if c in nodes):  # one by one: only one message is held at a time
+                asked = content(client)
+                self._count(client, "down", asked)
+                if number := self.roll.push(kind, asked, nodes[client], str(round), self.network.deadline):
+                    pending[number] = client
+                else:
+                    lost[client] = "failed: the SuperLink did not take the message"
+            while pending and time.monotonic() - began < self.network.deadline:
+                for number, client in list(pending.items()):
+                    if (reply := self.roll.pull(number)) is None:
+                        continue
+                    del pending[number]
+                    if isinstance(reply, str):
+                        lost[client] = reply
+                        continue
+                    heard += 1
+                    waiting.remove(client)
+                    self._count(client, "up", reply)
+                    yield client, reply
+                if pending:
+                    time.sleep(min(3.0, max(PAUSE, 0.1 * len(pending))))  # every look is a request for each
+            lost |= dict.fromkeys(pending.values(), f"silent: no reply within {self.network.deadline:g} s")
+            for client, why in lost.items() - earlier.items():
+                _LOG.warning("round %d, %s: client %d %s", round + 1, kind, client, why)
+            if heard >= min(least, len(clients)):
+                break
+            if time.monotonic() > end:
+                raise HardyError(
+                    f"round {round + 1}: {heard} replies within {self.network.patience:g} s, but network.replies is "
+                    f"{least}. Start the missing nodes and go on with the same folder; nothing is lost."
+                )
+            if lost != earlier:
+                _LOG.warning("round %d: %d replies of the %d needed; asking again", round + 1, heard, least)
+            time.sleep(5 * PAUSE)
+        _LOG.info("round %d, %s: %d of %d clients answered", round + 1, kind, heard, len(clients))
+        yield from ((client, lost[client]) for client in waiting)
+
+    def _count(self, client: int, way: str, content: Any) -> None:
+        counts = self._wire.setdefault(str(client), {"down": 0, "up": 0})
+        counts[way] += wire.size(content)
+
+
+def compressed_names(plan: Plan) -> list[str]:
+    """The tensors that compression is for: shared ones that clients train."""
+    return [name for name in plan.trained if plan.placement[name] is Placement.SHARED]

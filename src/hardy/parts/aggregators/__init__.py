@@ -1,0 +1,1 @@
+"""How the server turns updates into the next shared tensors."""

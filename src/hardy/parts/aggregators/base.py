@@ -1,0 +1,371 @@
+"""Aggregators: how the server turns updates into the next shared tensors.
+
+An aggregator folds updates as they arrive, lane by lane. A linear rule keeps a running sum, so its memory does not
+grow with the number of clients; any other rule collects and is applied once at the end, base by base. `chain` puts
+stages, which decide how much each update counts or change its values, before a rule.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hardy.core import tensors
+from hardy.core.messages import Updates
+from hardy.core.partition import Role
+from hardy.core.tensors import Tensors
+from hardy.errors import HardyError
+from hardy.registry import kind, part
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundContext:
+    """What a rule may know of the round besides the updates."""
+
+    shared: Tensors
+    """[B, ...], as sent down"""
+    roles: Mapping[str, Role]
+    bases: int
+    clients: int
+    """all clients, in the cohort or not"""
+    momentum: float = 0.0
+    """of the clients' optimiser"""
+    round: int = 0
+    """rounds done"""
+    kinds: Sequence[str] = ()
+    """AT, ST or "", a client each"""
+    capacities: Sequence[float] = ()
+    """share of the full width a client can train, a client each"""
+    seed: int = 0
+    """of the experiment: a rule that draws takes `random.stream(seed, round, ...)`"""
+
+
+@kind("aggregator")
+@dataclass(frozen=True, kw_only=True)
+class Aggregator:
+    """The part that writes the shared tensors. `combine` is all a rule needs; a linear one overrides `fold`."""
+
+    @property
+    def claims(self) -> frozenset[Role]:
+        """Roles this aggregator has a rule of its own for: they must be shared."""
+        return frozenset()
+
+    @property
+    def uses_weights(self) -> bool:
+        """Whether the rule has a weighted form: the weights of the updates are how much each one counts."""
+        return False
+
+    @property
+    def min_updates(self) -> int:
+        """The smallest number of updates of a base it works with."""
+        return 1
+
+    def memory(self, context: RoundContext) -> Tensors:
+        """What the aggregator remembers between rounds, with its first values."""
+        return {}
+
+    def fold(self, folded: Any, updates: Updates, context: RoundContext) -> Any:
+        """Takes in more updates; `folded` is None at first."""
+        return [*(folded or []), updates]
+
+    def finish(self, folded: Any, context: RoundContext, memory: Tensors) -> tuple[Tensors, Tensors]:
+        """The next shared tensors and memory. A base trained by nobody, or by fewer than `least`, keeps its value."""
+        if not folded:
+            return context.shared, memory
+        shared = tensors.apply(Tensor.clone, context.shared)
+        for base, updates in _by_base(folded):
+            if len(updates.slots) >= self.min_updates:
+                for name, value in self.combine(updates, context).items():
+                    shared[name][base] = value
+        return shared, memory
+
+    def combine(self, updates: Updates, context: RoundContext) -> Tensors:
+        """One value a shared tensor out of the stacked values of one base."""
+        raise NotImplementedError
+
+    def figures(self, memory: Tensors) -> dict[str, Any]:
+        """What metrics.jsonl is told of the round that left this memory."""
+        return {}
+
+
+def _by_base(folded: Sequence[Updates]) -> Iterator[tuple[int, Updates]]:
+    """Each base and its updates, which are large: copied only if there is more than one part or base."""
+    updates = Updates.join(folded)
+    bases = sorted({slot.base for slot in updates.slots})
+    for base in bases:
+        yield base, updates if len(bases) == 1 else updates.where(updates.bases == base)
+
+
+@dataclass
+class _Sum:
+    """Running sums of a linear rule, a row a base: weight, weighted values, largest counters."""
+
+    weight: Tensor
+    total: Tensor
+    counters: Tensors
+
+
+@part("aggregator")
+@dataclass(frozen=True, kw_only=True)
+class Mean(Aggregator):
+    """The weighted mean of FedAvg, normalised once within each base. Counters take the largest value."""
+
+    weigh: Literal["samples", "uniform"] = "samples"
+
+    @property
+    def uses_weights(self) -> bool:
+        return self.weigh == "samples"
+
+    def fold(self, folded: _Sum | None, updates: Updates, context: RoundContext) -> _Sum:
+        weights = updates.weights if self.weigh == "samples" else torch.ones_like(updates.weights)
+        share = weights.new_zeros(context.bases, len(updates.slots))
+        share[updates.bases, torch.arange(len(updates.slots), device=share.device)] = weights
+        with tensors.full_precision():
+            total = share.to(updates.matrix) @ updates.matrix
+        counters = largest_counters(folded.counters if folded else context.shared, updates)
+        if folded is None:
+            return _Sum(share.sum(1), total, counters)
+        return _Sum(folded.weight + share.sum(1), folded.total + total, counters)
+
+    def finish(self, folded: _Sum | None, context: RoundContext, memory: Tensors) -> tuple[Tensors, Tensors]:
+        if folded is None:
+            return context.shared, memory
+        weight = folded.weight[:, None].to(folded.total)
+        untouched = tensors.flatten(context.shared, folded.total)
+        mean = torch.where(weight > 0, folded.total / weight.clamp_min(1e-30), untouched)
+        # tensors of their own, as a checkpoint gives back: a view at an odd offset would be rounded differently
+        shared = tensors.copies(tensors.unflatten(mean, context.shared))
+        return {**context.shared, **shared, **folded.counters}, memory
+
+
+def largest_counters(before: Tensors, updates: Updates) -> Tensors:
+    """Tensors that are not floating take the largest value of each base, [B, ...]."""
+    largest = {n: before[n].clone() for n, value in updates.shared.items() if not value.is_floating_point()}
+    for name, value in largest.items():
+        for slot, row in zip(updates.slots, updates.shared[name], strict=True):
+            value[slot.base] = value[slot.base].maximum(row)
+    return largest
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Grouped(Aggregator):
+    """A rule for each group of tensors; `default` for those in none."""
+
+    default: Aggregator = Mean()
+
+    def _rules(self) -> dict[str, Aggregator]:
+        """Name of a group -> its rule."""
+        raise NotImplementedError
+
+    def _group(self, name: str, context: RoundContext) -> str:
+        """The group a tensor would be in."""
+        raise NotImplementedError
+
+    @property
+    def uses_weights(self) -> bool:
+        return all(rule.uses_weights for rule in (self.default, *self._rules().values()))
+
+    @property
+    def min_updates(self) -> int:
+        return max(rule.min_updates for rule in (self.default, *self._rules().values()))
+
+    def _groups(self, context: RoundContext) -> list[tuple[str, Aggregator, list[str]]]:
+        """(prefix of its memory, rule, names it writes)"""
+        rules = {**self._rules(), "default": self.default}
+        names: dict[str, list[str]] = {group: [] for group in rules}
+        for name in context.shared:
+            group = self._group(name, context)
+            names[group if group in rules else "default"].append(name)
+        return [(group, rule, names[group]) for group, rule in rules.items()]
+
+    def memory(self, context: RoundContext) -> Tensors:
+        kept: Tensors = {}
+        for role, rule, names in self._groups(context):
+            kept |= under(role, rule.memory(narrow(context, names)))
+        return kept
+
+    def fold(self, folded: dict[str, Any] | None, updates: Updates, context: RoundContext) -> dict[str, Any]:
+        folded = folded or {}
+        return {
+            role: rule.fold(folded.get(role), updates.only(names), narrow(context, names))
+            for role, rule, names in self._groups(context)
+            if names
+        }
+
+    def finish(self, folded: dict[str, Any] | None, context: RoundContext, memory: Tensors) -> tuple[Tensors, Tensors]:
+        shared, kept = dict(context.shared), dict(memory)
+        for role, rule, names in self._groups(context):
+            if folded and role in folded:
+                written, left = rule.finish(folded[role], narrow(context, names), inside(role, memory))
+                shared |= written
+                kept |= under(role, left)
+        return shared, kept
+
+    def figures(self, memory: Tensors) -> dict[str, Any]:
+        told: dict[str, Any] = {}
+        for role, rule in (*self._rules().items(), ("default", self.default)):
+            told |= rule.figures(inside(role, memory))
+        return told
+
+
+@part("aggregator")
+@dataclass(frozen=True, kw_only=True)
+class ByRole(_Grouped):
+    """A rule for each role of tensor; `default` for the roles that have none."""
+
+    weight: Aggregator | None = None
+    norm_affine: Aggregator | None = None
+    norm_mean: Aggregator | None = None
+    norm_var: Aggregator | None = None
+    control: Aggregator | None = None
+
+    def _rules(self) -> dict[str, Aggregator]:
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "default"}
+        return {role: rule for role, rule in given.items() if rule is not None}
+
+    def _group(self, name: str, context: RoundContext) -> str:
+        return context.roles[name]
+
+    @property
+    def claims(self) -> frozenset[Role]:
+        return frozenset(Role(role) for role in self._rules())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ByName(_Grouped):
+    """Rules of a norm's own for some tensors."""
+
+    rules: tuple[Aggregator, ...]
+    groups: Mapping[str, str]
+
+    def _rules(self) -> dict[str, Aggregator]:
+        return {f"own{number}": rule for number, rule in enumerate(self.rules)}
+
+    def _group(self, name: str, context: RoundContext) -> str:
+        return self.groups.get(name, "default")
+
+    @property
+    def claims(self) -> frozenset[Role]:
+        return self.default.claims
+
+
+def by_name(default: Aggregator, rules: Sequence[tuple[Aggregator, Sequence[str]]]) -> Aggregator:
+    """`default`, except for the tensors named beside another rule."""
+    groups = {name: f"own{number}" for number, (_, names) in enumerate(rules) for name in names}
+    return _ByName(default=default, rules=tuple(rule for rule, _ in rules), groups=groups)
+
+
+def narrow(context: RoundContext, names: Iterable[str]) -> RoundContext:
+    """The same round, seen by a rule for these tensors only."""
+    return replace(context, shared=tensors.select(context.shared, names))
+
+
+def under(name: str, memory: Tensors) -> Tensors:
+    """A part's memory among that of others."""
+    return {f"{name}.{key}": value for key, value in memory.items()}
+
+
+def inside(name: str, memory: Tensors) -> Tensors:
+    """What was put `under` a name."""
+    return {key.removeprefix(f"{name}."): value for key, value in memory.items() if key.startswith(f"{name}.")}
+
+
+@kind("stage")
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """The part that works on the updates of a base before a rule combines them: how much each counts, or its values."""
+
+    @property
+    def changes_weights(self) -> bool:
+        """Whether its effect is in the weights, so that a rule without a weighted form would ignore it."""
+        return True
+
+    def min_updates(self, after: int) -> int:
+        """The smallest number of updates it works with, if what follows needs `after`."""
+        return after
+
+    def memory(self, context: RoundContext) -> Tensors:
+        """What it remembers of each base between rounds, with its first values."""
+        return {}
+
+    def apply(self, updates: Updates, context: RoundContext, memory: Tensors) -> tuple[Updates, Tensors]:
+        """The updates of one base with other weights, on any scale, or values; what it remembers of it from now on."""
+        raise NotImplementedError
+
+    def figures(self, memory: Tensors) -> dict[str, Any]:
+        """What metrics.jsonl is told of the round that left this memory, [B, ...]."""
+        return {}
+
+
+@part("stage")
+@dataclass(frozen=True, kw_only=True)
+class Uniform(Stage):
+    """Every update counts the same from here on, whatever its number of examples."""
+
+    def apply(self, updates: Updates, context: RoundContext, memory: Tensors) -> tuple[Updates, Tensors]:
+        return replace(updates, weights=torch.ones_like(updates.weights)), memory
+
+
+@part("aggregator")
+@dataclass(frozen=True, kw_only=True)
+class Chain(Aggregator):
+    """Stages, one after another on the updates of each base, and the rule that combines what they leave."""
+
+    stages: tuple[Stage, ...] = ()
+    rule: Aggregator = Mean()
+
+    def __post_init__(self) -> None:
+        weighing = [type(stage).__name__ for stage in self.stages if stage.changes_weights]
+        if weighing and not self.rule.uses_weights:
+            raise HardyError(
+                f"chain: stage {weighing[-1]!r} weighs the updates, but the rule {self.rule} has no weighted form and "
+                "would ignore it. Usual fix: one that has (mean or geometric_median, weigh = samples)."
+            )
+
+    @property
+    def claims(self) -> frozenset[Role]:
+        return self.rule.claims
+
+    @property
+    def uses_weights(self) -> bool:
+        return self.rule.uses_weights
+
+    @property
+    def min_updates(self) -> int:
+        least = self.rule.min_updates
+        for stage in reversed(self.stages):
+            least = stage.min_updates(least)
+        return least
+
+    def memory(self, context: RoundContext) -> Tensors:
+        kept = under("rule", self.rule.memory(context))
+        for number, stage in enumerate(self.stages):
+            kept |= under(str(number), tensors.repeat(stage.memory(context), context.bases))
+        return kept
+
+    def finish(self, folded: Any, context: RoundContext, memory: Tensors) -> tuple[Tensors, Tensors]:
+        if not folded:
+            return context.shared, memory
+        kept, weighed = dict(memory), None
+        for base, left in _by_base(folded):
+            if len(left.slots) < self.min_updates:
+                continue
+            for number, stage in enumerate(self.stages):
+                own = inside(str(number), kept)
+                left, new = stage.apply(left, context, tensors.gather(own, base))
+                kept |= under(str(number), tensors.scatter(own, new, base))
+            weighed = self.rule.fold(weighed, left, context)
+        shared, own = self.rule.finish(weighed, context, inside("rule", memory))
+        return shared, kept | under("rule", own)
+
+    def figures(self, memory: Tensors) -> dict[str, Any]:
+        told = self.rule.figures(inside("rule", memory))
+        for number, stage in enumerate(self.stages):
+            told |= stage.figures(inside(str(number), memory))
+        return told
+
+
+by_role, chain, mean, uniform = ByRole, Chain, Mean, Uniform
+__all__ = ["Aggregator", "RoundContext", "Stage", "by_name", "by_role", "chain", "mean", "uniform"]

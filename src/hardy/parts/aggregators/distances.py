@@ -1,0 +1,84 @@
+"""Where the updates lie: lengths, distances and blends of the rows of a matrix [S, D].
+
+x_i update of client i, a row · x what was sent down · Δ_i = x_i − x, how far client i moved
+
+The products ⟨Δ_i, Δ_j⟩, [S, S] in float64, hold every norm and distance. A rule turns them into weights, however often
+it iterates, and the result is weights times updates: the matrix is read twice, block by block.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hardy.core import tensors
+from hardy.core.messages import Updates
+from hardy.core.tensors import Tensors
+from hardy.errors import HardyError
+from hardy.parts.aggregators.base import RoundContext, largest_counters
+from hardy.parts.aggregators.columns import blocks
+
+Weigh = Literal["samples", "uniform"]
+
+
+def sent_down(updates: Updates, context: RoundContext) -> Tensor:
+    """x, [1, D]"""
+    base = updates.slots[0].base
+    return tensors.flatten(tensors.gather(context.shared, slice(base, base + 1)), updates.weights[:1])
+
+
+def changes(updates: Updates, context: RoundContext) -> Iterator[Tensor]:
+    """Δ in float64, block by block, each written over the one before."""
+    matrix, sent = updates.matrix, sent_down(updates, context).double()
+    buffer = None
+    for block in blocks(matrix):
+        here = matrix[:, block]
+        buffer = torch.empty_like(here, dtype=torch.float64) if buffer is None else buffer
+        yield torch.sub(here, sent[:, block], out=buffer[:, : here.shape[1]])
+
+
+def products_of(updates: Updates, context: RoundContext) -> Tensor:
+    """⟨Δ_i, Δ_j⟩, [S, S]. From where the round began, since far from there distances drown in rounding."""
+    products = updates.matrix.new_zeros(len(updates.slots), len(updates.slots), dtype=torch.float64)
+    for change in changes(updates, context):
+        products.addmm_(change, change.T)
+    return products
+
+
+def squared_distances(updates: Updates, context: RoundContext) -> Tensor:
+    """‖x_i − x_j‖², [S, S]"""
+    products = products_of(updates, context)
+    return (products.diagonal()[:, None] + products.diagonal() - 2 * products).clamp_min(0.0)
+
+
+def blend(weights: Tensor, updates: Updates, context: RoundContext) -> Tensor:
+    """Σ w_i x_i + (1 − Σ w_i) x, [T, S] -> [T, D]"""
+    with tensors.full_precision():
+        blend = weights.to(updates.matrix) @ updates.matrix
+    return blend.addcmul_(1 - weights.sum(1, keepdim=True).to(blend), sent_down(updates, context))
+
+
+def named(row: Tensor, updates: Updates, context: RoundContext) -> Tensors:
+    """A combined row as tensors; counters take the largest value."""
+    base = updates.slots[0].base
+    values = tensors.gather(tensors.unflatten(row[None], updates.shared), 0)
+    return values | tensors.gather(largest_counters(context.shared, updates), base)
+
+
+def shares_of(updates: Updates, weigh: Weigh) -> Tensor:
+    weights = updates.weights.double() if weigh == "samples" else torch.ones_like(updates.weights, dtype=torch.float64)
+    return weights / weights.sum()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToleratesByzantine:
+    """A part made for a number of liars."""
+
+    f: int
+    """f, the clients that may lie"""
+
+    def __post_init__(self) -> None:
+        if self.f < 0:
+            raise HardyError(f"f is {self.f} in {self}; it must be 0 or more.")

@@ -1,0 +1,142 @@
+"""An experiment made ready to run: its rows dealt, its method bound to its model, everything checked."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from hardy import config
+from hardy.config import FROM_PYTHON, Experiment, construct, convert, named
+from hardy.data import sources
+from hardy.data.dataset import Dataset
+from hardy.data.shifts import Shift, shifted
+from hardy.data.splits import Federation, federate, with_kinds
+from hardy.engines import Engine, DeviceData
+from hardy.errors import HardyError, unknown
+from hardy.core.method import Method, Model, Plan
+from hardy.parts.budgets import Capacity, with_capacity
+from hardy.registry import find
+from hardy.evaluation.measure import refuse_common, refuse_robustness
+from hardy.attacks.threats import parse
+from hardy.runs.run import RunTotals, Run
+from hardy.core.server import Server
+
+Connect = Callable[[Plan, Federation], Engine]
+"""makes an engine whose clients are elsewhere"""
+
+
+def prepare(
+    experiment: Experiment,
+    *,
+    method: Method | None = None,
+    model: Model | None = None,
+    data: Federation | Dataset | None = None,
+    data_folder: Path | str | None = None,
+    network: Connect | None = None,
+) -> Run:
+    """Everything built and checked, nothing trained."""
+    given = data is not None and network is None
+    if not isinstance(data, Federation):
+        data = federation(experiment, data, data_folder)
+    elif given and experiment.data.shift is not None:
+        raise HardyError("data.shift cannot shift a federation that is given; use hardy.data.shifts.shifted on it.")
+    elif given and experiment.data.capacity is not None:
+        raise HardyError("data.capacity cannot be dealt to a federation that is given; use with_capacity on it.")
+    if network is None:  # nodes are infiltrated where they are
+        data = experiment.faults.add_hostile_clients(data, experiment.seed)
+    plan = bind(experiment, data, method, model)
+    server = Server(
+        plan=plan,
+        clients=data.clients,
+        seed=experiment.seed,
+        cohort=experiment.cohort,
+        faults=experiment.faults,
+        admission=experiment.admission,
+        training=experiment.training,
+        drift=experiment.evaluation.drift,
+    )
+    server.refuse_impossible(experiment.training)
+    choice = experiment.evaluation
+    for branch in (choice.attack_branch, choice.predict_branch):
+        if (known := plan.method.norm.branches) is not None and branch not in known:
+            raise unknown("branch in evaluation", branch, known)
+    for level in choice.robustness:
+        refuse_robustness(level, plan.method.norm)
+    if any(parse(threat).attack.common for threat in (*choice.threats, *choice.selecting)):
+        refuse_common(plan)
+        if network is not None:
+            raise HardyError("a threat with common=true needs all clients' images; over a network nobody has them.")
+    if network is not None:
+        engine = network(plan, data)
+    else:
+        device_data = DeviceData(data, experiment.engine.find_device(), experiment.engine.precision)
+        engine = experiment.engine.make(plan, device_data, experiment.training, seed=experiment.seed)
+    state = server.start()
+    state = replace(
+        state,
+        shared=engine.cast(state.shared),
+        reported=engine.cast(state.reported),
+        memory=engine.cast(state.memory),
+    )
+    if method:
+        experiment = replace(experiment, method=FROM_PYTHON)
+    if model:
+        experiment = replace(experiment, model=FROM_PYTHON)
+    if given:
+        experiment = replace(experiment, data=replace(experiment.data, source=FROM_PYTHON))
+    # what `auto` chose is kept: a resumed run must not choose again
+    experiment = replace(experiment, engine=replace(experiment.engine, name=engine.name))
+    return Run(experiment=experiment, server=server, engine=engine, state=state, figures=RunTotals())
+
+
+def bind(experiment: Experiment, data: Federation, method: Method | None = None, model: Model | None = None) -> Plan:
+    """The experiment's method on its model, or on those given; the same first tensors wherever it is called."""
+    chosen = method or config.method(experiment)
+    build = model or _model(experiment, data, chosen.budget.base_width)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(experiment.seed)
+        try:
+            return chosen.bind(build, data.shape)
+        except (RuntimeError, ValueError, OverflowError, ZeroDivisionError, MemoryError) as error:
+            raise HardyError(f"model {experiment.model!r} cannot be built for images {data.shape}: {error}") from error
+
+
+def federation(experiment: Experiment, dataset: Dataset | None = None, folder: Path | str | None = None) -> Federation:
+    """Who holds which rows of the experiment's data, or of a data set given."""
+    choice = experiment.data
+    if dataset is None:
+        name, options = named(choice.source, "data.source")
+        if name == FROM_PYTHON:
+            raise HardyError("this run was started from Python with data of its own; pass them to resume or load.")
+        dataset = sources.load(name, sources.data_root(Path(folder) if folder else None), **options)
+    name, options = named(choice.split, "data.split")
+    rule = construct(find("split", name), options, "data.split")
+    dealt = federate(
+        dataset,
+        rule,
+        clients=choice.clients,
+        pooled=choice.pooled,
+        validation=choice.validation,
+        test=choice.test,
+        limit=choice.limit,
+        seed=experiment.seed,
+    )
+    if choice.shift is not None:
+        shift = convert(choice.shift, Shift, "data.shift")
+        dealt = shifted(dealt, shift, seed=experiment.seed, test=choice.shift_test)
+    if choice.capacity is not None:
+        dealt = with_capacity(dealt, convert(choice.capacity, Capacity, "data.capacity"), experiment.seed)
+    return with_kinds(dealt, choice.adversarial)
+
+
+def _model(experiment: Experiment, data: Federation, width: float | None) -> Model:
+    name, options = named(experiment.model, "model")
+    if width is not None and options.get("width", 1.0) != width:
+        raise HardyError(
+            f"model.width is {options.get('width', 1.0)}, but the bases of this method are ×{width:g}; set model.width "
+            f"= {width:g}, or the method's width."
+        )
+    factory = find("model", name)
+    given = {"classes": len(data.classes), "shape": data.shape}
+    return lambda norm: construct(factory, options, "model", norm=norm, **given)
