@@ -55,7 +55,7 @@ def federation(clients: int, rows: int, shape=(3, 28, 28), tested: int = 1) -> F
 
 def prepare(model, data, engine, training, method=None, lane=None):
     chosen = hardy.Experiment(training=training, engine=EngineChoice(name=engine, lane=lane))
-    return hardy.experiment.prepare(chosen, method=method or hardy.papers.fedavg(), model=model, data=data)
+    return hardy.runs.prepare.prepare(chosen, method=method or hardy.papers.fedavg(), model=model, data=data)
 
 
 def milliseconds(function, repeats: int, warm: int = 3) -> float:

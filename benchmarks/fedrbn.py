@@ -35,7 +35,7 @@ ROUNDS = 300
 
 def times(overrides: list[str], only: str | None, repeats: int) -> dict[str, float]:
     """Seconds of the first three rounds, in which steps are captured, and of a later one."""
-    run = hardy.experiment.prepare(hardy.read(str(EXPERIMENT), overrides))
+    run = hardy.runs.prepare.prepare(hardy.read(str(EXPERIMENT), overrides))
     slots = [Slot(number) for number, client in enumerate(run.server.clients) if client.kind == only]
 
     def round() -> None:

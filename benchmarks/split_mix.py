@@ -26,7 +26,7 @@ from hardy.parts.budgets import exponential, with_capacity
 def rounds(method, data, width: float, engine: str, times: int = 3) -> float:
     """Median seconds of a round, the first left out."""
     chosen = hardy.Experiment(training=Training(rate=0.01, momentum=0.9, batch=32), engine=EngineChoice(name=engine))
-    run = hardy.experiment.prepare(
+    run = hardy.runs.prepare.prepare(
         chosen, method=method, model=lambda norm: digits_cnn(norm=norm, width=width), data=data
     )
     seconds = []
@@ -43,7 +43,7 @@ def customising(data) -> dict[str, float]:
     """Milliseconds to go through the widths and levels of robustness, and for one image at the ends."""
     chosen = hardy.Experiment(rounds=1, training=Training(steps=1))
     method = papers.split_mix_dat(attack=pgd(steps=1))
-    run = hardy.experiment.prepare(
+    run = hardy.runs.prepare.prepare(
         chosen, method=method, model=lambda norm: digits_cnn(norm=norm, width=0.125), data=data
     )
     predictor, seconds = run.customise(robustness=0.0), []

@@ -47,7 +47,9 @@ def picture(
             dots = (place(x, 100 * y) for x, y in curve)
             body += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in dots]
         body.append(f'<text x="{WIDTH - RIGHT + 8}" y="{tops[label]:.1f}" fill="{colour}">{escape(name)}</text>')
-    context = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13"'
+    context = (
+        f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13"'
+    )
     return f'<svg {context} fill="#333"><rect width="100%" height="100%" fill="#fff"/>{"".join(body)}</svg>\n'
 
 

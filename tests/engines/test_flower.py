@@ -371,7 +371,7 @@ def test_nodes_leave_and_come_back(caplog):
 
 
 def test_a_node_that_cannot_take_part_is_asked_again(monkeypatch, caplog):
-    monkeypatch.setattr("hardy.flower.roll._AGAIN", 0.5)
+    monkeypatch.setattr("hardy.flower.membership._AGAIN", 0.5)
     method = papers.fedavg()
     grid = grid_of(method)
     tries = []

@@ -8,6 +8,7 @@ import torch
 import hardy
 from conftest import assert_close, everything, experiment, federation, fit, net
 from hardy import papers
+from hardy.core.admission import Admission
 from hardy.core.messages import Updates
 from hardy.core.server import Cohort, Trains
 from hardy.engines import EngineChoice
@@ -75,7 +76,7 @@ def copy(updates):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Recording(hardy.parts.admission.Admission):
+class Recording(Admission):
     heard: list
 
     def judge(self, updates, work, roles=None):

@@ -44,7 +44,7 @@ def test_mixed_precision_rounds_and_no_more(method):
         fit(method, rounds=1, training=training, engine=EngineChoice(name=name, device="cpu", precision=precision))
         for name, precision in (("sequential", "float32"), ("sequential", "bfloat16"), ("vectorised", "bfloat16"))
     )
-    first = hardy.experiment.prepare(experiment(rounds=1), method=method, model=net, data=federation())
+    first = hardy.runs.prepare.prepare(experiment(rounds=1), method=method, model=net, data=federation())
     start = everything(first)
 
     def moved(run):

@@ -12,7 +12,7 @@ from conftest import SHAPE, assert_close, everything, federation, fit, net
 from hardy import config, papers
 from hardy.config import EvaluationChoice
 from hardy.core import tensors
-from hardy.core.client import Training, begin, move, compute_gradients
+from hardy.core.client import Training, begin, compute_gradients, move
 from hardy.core.net import Net
 from hardy.engines import ENGINES, EngineChoice
 from hardy.errors import HardyError

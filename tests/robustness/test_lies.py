@@ -13,7 +13,7 @@ from hardy.core.messages import Slot, Updates, Work
 from hardy.core.partition import Role
 from hardy.errors import HardyError
 from hardy.faults import byzantine as lies
-from hardy.faults.byzantine import corrupt, affected_tensors
+from hardy.faults.byzantine import affected_tensors, corrupt
 from hardy.faults.injection import Faults
 from hardy.runs.prepare import prepare
 

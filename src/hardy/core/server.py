@@ -20,7 +20,7 @@ from hardy.core.state import ServerState
 from hardy.core.tensors import Tensors
 from hardy.data.splits import Client
 from hardy.errors import HardyError
-from hardy.faults.byzantine import corrupt, affected_tensors
+from hardy.faults.byzantine import affected_tensors, corrupt
 from hardy.faults.injection import Faults
 from hardy.parts.aggregators.base import RoundContext
 from hardy.parts.objectives import Objective

@@ -12,7 +12,7 @@ from hardy.core.client import Training
 from hardy.core.messages import Slot, Work
 from hardy.core.method import Plan
 from hardy.core.partition import Placement
-from hardy.engines.base import Engine, Precision, DeviceData
+from hardy.engines.base import DeviceData, Engine, Precision
 from hardy.engines.sequential import Sequential
 from hardy.engines.vectorised import Vectorised
 from hardy.errors import HardyError
@@ -112,11 +112,11 @@ def _synchronise(device: torch.device) -> None:
 
 __all__ = [
     "ENGINES",
+    "DeviceData",
     "Engine",
     "EngineChoice",
     "Flower",
     "Network",
-    "DeviceData",
     "Sequential",
     "Vectorised",
     "fastest",

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hardy.core import tensors
-from hardy.core.client import StepResult, State, Training, move
+from hardy.core.client import State, StepResult, Training, move
 from hardy.core.tensors import Tensors
 from hardy.parts.objectives import Objective
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from hardy.core import tensors
-from hardy.core.client import begin, finish, keys, move, compute_gradients
+from hardy.core.client import begin, compute_gradients, finish, keys, move
 from hardy.core.messages import Updates, Work
 from hardy.engines.base import Engine
 
@@ -33,7 +33,9 @@ class Sequential(Engine):
             for rows, key in zip(batches, noise, strict=True):
                 batch = self.batch(torch.from_numpy(rows).to(self.device))
                 with self.arithmetic():
-                    found = compute_gradients(self.plan, objective, received, state, batch, key.to(self.device), frozen=frozen)
+                    found = compute_gradients(
+                        self.plan, objective, received, state, batch, key.to(self.device), frozen=frozen
+                    )
                 state = move(self.training, objective, state, momentum, found, rate)
                 losses.append(found.loss)
             steps = torch.tensor(len(batches), device=self.device)

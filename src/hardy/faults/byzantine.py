@@ -265,10 +265,11 @@ sign_flipping, fall_of_empires, a_little_is_enough = SignFlipping, FallOfEmpires
 inflated_count, label_flipping, mimic, not_finite = InflatedCount, LabelFlipping, Mimic, NotFinite
 stale, tiny_loss = Stale, TinyLoss
 __all__ = [
+    "AttackView",
     "ByzantineAttack",
     "On",
-    "AttackView",
     "a_little_is_enough",
+    "affected_tensors",
     "corrupt",
     "fall_of_empires",
     "inflated_count",
@@ -276,7 +277,6 @@ __all__ = [
     "mimic",
     "not_finite",
     "sign_flipping",
-    "affected_tensors",
     "stale",
     "tiny_loss",
 ]

@@ -207,7 +207,9 @@ def trial(
         raise HardyError(f"{out} already holds a run. Go on with `hardy resume {out}`, or choose another folder.")
     # all clients are here, with the experiment's own rows
     chosen = replace(chosen, network=replace(chosen.network, clients=None))
-    clients = len(chosen.faults.add_hostile_clients(experiment.federation(chosen, None, data_folder), chosen.seed).clients)
+    clients = len(
+        chosen.faults.add_hostile_clients(experiment.federation(chosen, None, data_folder), chosen.seed).clients
+    )
     with network(out / "flower", chosen, out, clients, data_folder) as place:
         watch(place, place.submit(), out, chosen.rounds, quiet=quiet)
     return out

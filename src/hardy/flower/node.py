@@ -35,7 +35,7 @@ from hardy.flower.engine import compressed_names
 from hardy.flower.membership import KINDS, Profile
 from hardy.runs import evaluate as evaluation
 from hardy.runs import prepare as experiment
-from hardy.runs.run import RunTotals, Run
+from hardy.runs.run import Run, RunTotals
 
 KEYS = {"client", "data", "source", "domain", "kind", "budget", "state", "device", "threads", "classes"}
 """what a node's configuration may hold"""

@@ -35,7 +35,9 @@ class NormalisedMean(Aggregator):
 
     def fold(self, folded: Any, updates: Updates, context: RoundContext) -> Any:
         p, a = updates.weights, self.length(updates.steps.to(updates.weights), context.momentum)
-        sums = [p.new_zeros(context.bases).index_add(0, updates.bases, value) for value in (p, p * a)]  # Σ p_i, Σ p_i a_i
+        sums = [
+            p.new_zeros(context.bases).index_add(0, updates.bases, value) for value in (p, p * a)
+        ]  # Σ p_i, Σ p_i a_i
         change = {
             n: context.shared[n]
             .new_zeros(context.shared[n].shape)
@@ -56,7 +58,9 @@ class NormalisedMean(Aggregator):
         (total, lengths), change = folded
         total = total.clamp_min(1e-30)  # its square would be 0 in float32
         scale = lengths / total / total  # τ_eff / Σ p_i, both sums still to be normalised
-        return {n: context.shared[n] + d * tensors.expand_trailing(scale.to(d.dtype), d) for n, d in change.items()}, memory
+        return {
+            n: context.shared[n] + d * tensors.expand_trailing(scale.to(d.dtype), d) for n, d in change.items()
+        }, memory
 
 
 normalised_mean = NormalisedMean

@@ -27,7 +27,7 @@ from hardy.core.tensors import Tensors, select
 from hardy.errors import HardyError, unknown
 from hardy.papers.flra_theory import conclude, probe, wasserstein_bound
 from hardy.parts.norms import Norm, batch
-from hardy.parts.objectives import Batch, Objective, Shape, DiagnosisContext, Wrapper, cross_entropy
+from hardy.parts.objectives import Batch, DiagnosisContext, Objective, Shape, Wrapper, cross_entropy
 from hardy.registry import part
 
 Structure = Literal["full", "block", "channel", "low_rank", "diagonal", "identity"]

@@ -157,7 +157,8 @@ class HeldMean(Aggregator):
         total, weight = tensors.apply(Tensor.clone, total), tensors.apply(Tensor.clone, weight)
         shapes = {n: tuple(context.shared[n].shape[1:]) for n in context.roles if n in context.shared}
         held = [
-            max(fitting(self.widths, context.capacities[s.client])) if context.capacities else 1.0 for s in updates.slots
+            max(fitting(self.widths, context.capacities[s.client])) if context.capacities else 1.0
+            for s in updates.slots
         ]
         share = updates.weights.new_zeros(context.bases, len(held))
         share[updates.bases, torch.arange(len(held), device=share.device)] = updates.weights

@@ -113,7 +113,9 @@ class Slack(Stage):
         asked: list[int] = memory["asked"].tolist()
         turns: list[int] = memory["turns"].tolist()
         clients = [slot.client for slot in updates.slots]
-        able = [at for at, client in enumerate(clients) if self.kind is None or context.kinds[client] in ("", self.kind)]
+        able = [
+            at for at, client in enumerate(clients) if self.kind is None or context.kinds[client] in ("", self.kind)
+        ]
         middle = median(loss[at] for at in able) if able else 0.0
 
         def believed(at: int) -> bool:

@@ -217,10 +217,10 @@ def squared_distance(a: Tensors, b: Tensors) -> Tensor:
 cross_entropy, masked_cross_entropy = CrossEntropy, MaskedCrossEntropy
 __all__ = [
     "Batch",
+    "DiagnosisContext",
     "Objective",
     "Outcome",
     "Shape",
-    "DiagnosisContext",
     "Wrapper",
     "cross_entropy",
     "masked_cross_entropy",

@@ -20,7 +20,15 @@ from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.parts.aggregators.base import Aggregator, RoundContext
 from hardy.parts.aggregators.columns import blocks, middle_mean
-from hardy.parts.aggregators.distances import Weigh, ToleratesByzantine, blend, named, products_of, shares_of, squared_distances
+from hardy.parts.aggregators.distances import (
+    ToleratesByzantine,
+    Weigh,
+    blend,
+    named,
+    products_of,
+    shares_of,
+    squared_distances,
+)
 from hardy.registry import part
 
 _COVERS = 16
