@@ -24,7 +24,7 @@ import torch
 
 from hardy.core.client import Training
 from hardy.config import Experiment
-from hardy.data.splits import Client, Federation
+from hardy.core.federation import Client, Federation
 from hardy.engines import ENGINES, EngineChoice
 from hardy.runs.prepare import prepare
 from hardy.runs.run import Run

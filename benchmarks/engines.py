@@ -23,7 +23,7 @@ import hardy
 from hardy.attacks.threats import parse
 from hardy.core import client, tensors
 from hardy.core.client import Training
-from hardy.data.splits import Client, Federation
+from hardy.core.federation import Client, Federation
 from hardy.engines import EngineChoice
 from hardy.evaluation.measure import Branches, Deployed
 from hardy.models import digits_cnn, fbn_cnn

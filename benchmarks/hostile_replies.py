@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from hardy import models, papers
 from hardy.core.client import Training
+from hardy.core.federation import Client
 from hardy.core.messages import Answer, Slot, Work
 from hardy.core.server import Server, Trains
-from hardy.data.splits import Client
 from hardy.parts.aggregators.base import Aggregator, chain
 from hardy.registry import PARTS
 

@@ -10,7 +10,7 @@ import hardy
 from hardy.attacks.gradient import pgd
 from hardy.config import Experiment
 from hardy.core.client import Training
-from hardy.data.splits import Client, Federation
+from hardy.core.federation import Client, Federation
 from hardy.engines import EngineChoice
 from hardy.models import tiny_cnn
 from hardy.registry import PARTS

@@ -9,7 +9,7 @@ import work
 
 from hardy.core.client import Training
 from hardy.config import Experiment
-from hardy.data.splits import Client, Federation
+from hardy.core.federation import Client, Federation
 from hardy.engines import Engine, EngineChoice
 from hardy.runs.prepare import prepare
 from hardy.core.messages import Updates, Work

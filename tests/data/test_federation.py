@@ -72,7 +72,7 @@ def test_who_can_afford_adversarial_training(adversarial, able):
 
 def test_the_rich_are_those_of_the_largest_capacity():
     data = with_capacity(federation(sizes=(5,) * 6), groups(widths=(0.25, 0.5), shuffled=False), seed=0)
-    rich = [client.budget == 0.5 for client in data.clients]
+    rich = [client.capacity == 0.5 for client in data.clients]
     assert [client.kind == "AT" for client in with_kinds(data, "rich").clients] == rich and any(rich) and not all(rich)
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hardy.core import random
+from hardy.core.federation import Federation
 from hardy.data.dataset import Dataset, Domain
 from hardy.data.splits import (
-    Federation,
     Rule,
     blocks,
     classes_per_client,

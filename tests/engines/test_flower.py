@@ -317,7 +317,7 @@ def test_an_evaluation_of_another_round_does_not_count(caplog):
     assert "round 2, evaluate: client 1 refused" in caplog.text
 
 
-HONEST = {"client": 0, "domain": "a", "kind": "", "budget": 1.0, "train": 9, "validation": 1, "test": 2}
+HONEST = {"client": 0, "domain": "a", "kind": "", "capacity": 1.0, "train": 9, "validation": 1, "test": 2}
 HONEST |= {"shape": [1, 8, 8], "classes": ["0", "1"]}
 
 
@@ -330,7 +330,7 @@ HONEST |= {"shape": [1, 8, 8], "classes": ["0", "1"]}
         {"client": 4},
         {"shape": [10**9, 10**9, 10**9]},
         {"kind": "XX"},
-        {"budget": float("nan")},
+        {"capacity": float("nan")},
         {"classes": 3},
     ],
     ids=str,

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import hardy
+from hardy.core.federation import Client, Federation
 from hardy.core.messages import Slot, Updates
-from hardy.data.splits import Client, Federation
 from hardy.engines import EngineChoice
 from hardy.papers.fbn import federated
 from hardy.parts.aggregators.base import RoundContext, mean

@@ -14,10 +14,10 @@ from conftest import assert_close, everything, federation, fit, net
 from hardy import papers
 from hardy.attacks.gradient import pgd
 from hardy.core import random
+from hardy.core.federation import Client
 from hardy.core.net import Net
 from hardy.core.partition import Placement, Role, Tag
 from hardy.core.server import Cohort
-from hardy.data.splits import Client
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.papers.fedbn import local

@@ -25,7 +25,7 @@ WIDTHS = (0.25, 0.5, 1.0)
 
 def unlike(capacities=(1.0, 0.25, 0.5, 1.0)):
     data = federation()
-    clients = (dataclasses.replace(c, budget=own) for c, own in zip(data.clients, capacities, strict=True))
+    clients = (dataclasses.replace(c, capacity=own) for c, own in zip(data.clients, capacities, strict=True))
     return dataclasses.replace(data, clients=tuple(clients))
 
 

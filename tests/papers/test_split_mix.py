@@ -14,11 +14,12 @@ from hardy import papers
 from hardy.attacks.autoattack import fab
 from hardy.attacks.gradient import pgd
 from hardy.config import DataChoice
+from hardy.core.federation import Client
 from hardy.core.net import Mixture, Net
 from hardy.core.partition import Placement
 from hardy.core.server import Cohort
 from hardy.core.tensors import gather, select
-from hardy.data.splits import Client, with_kinds
+from hardy.data.splits import with_kinds
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.evaluation.measure import Branches, Deployed
@@ -39,7 +40,7 @@ dat = partial(papers.split_mix_dat, attack=pgd(steps=2))
 
 def unlike(capacities=(1.0, 0.25, 0.5, 0.75), data=None):
     data = data or federation()
-    clients = (dataclasses.replace(c, budget=own) for c, own in zip(data.clients, capacities, strict=True))
+    clients = (dataclasses.replace(c, capacity=own) for c, own in zip(data.clients, capacities, strict=True))
     return dataclasses.replace(data, clients=tuple(clients))
 
 
@@ -220,7 +221,7 @@ def test_capacities():
     def dealt(capacity, clients=8):
         client = Client(domain="", train=ROWS.numpy(), validation=ROWS.numpy(), test=ROWS.numpy())
         made = dataclasses.replace(federation(), clients=(client,) * clients)
-        return [c.budget for c in with_capacity(made, capacity, seed=0).clients]
+        return [c.capacity for c in with_capacity(made, capacity, seed=0).clients]
 
     assert dealt(exponential(shuffled=False)) == [0.125, 0.125, 0.25, 0.25, 0.5, 0.5, 1.0, 1.0]
     assert Counter(dealt(exponential())) == Counter(dealt(exponential(shuffled=False))) and dealt(

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from hardy.core import random, tensors
+from hardy.core.federation import Rows
 from hardy.core.layers import forcing
 from hardy.core.messages import Slot
 from hardy.core.method import Plan
@@ -22,8 +23,6 @@ from hardy.core.partition import Placement
 from hardy.core.tensors import Tensors, select
 from hardy.errors import HardyError
 from hardy.parts.objectives import Batch, Objective, Outcome
-
-Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
+from hardy.core.federation import Client
 from hardy.core.layers import FederatedStatistics
 from hardy.core.partition import Placement, Role, Tag, tags
 from hardy.core.tensors import Tensors, repeat, select, stack
-from hardy.data.splits import Client
 from hardy.errors import HardyError, unknown
 from hardy.parts.aggregators.base import Aggregator, by_name, mean
 from hardy.parts.budgets import Budget, full
@@ -162,11 +162,11 @@ class Plan:
 
     def objective(self, client: Client, round: int) -> Objective:
         """What a client minimises in a round: by its kind, and within its capacity."""
-        key = client.kind, client.budget, round
+        key = client.kind, client.capacity, round
         if key not in self._objectives:
             if len(self._objectives) >= _OBJECTIVES_KEPT:
                 self._objectives.clear()
-            self._objectives[key] = self.method.objective.of(client.kind, round).within(client.budget)
+            self._objectives[key] = self.method.objective.of(client.kind, round).within(client.capacity)
         return self._objectives[key]
 
     @cached_property

@@ -13,12 +13,12 @@ import torch
 from hardy.core import random, tensors
 from hardy.core.admission import Admission, Admitted, Verdict, unpack
 from hardy.core.client import Training
+from hardy.core.federation import Client
 from hardy.core.messages import Answer, Slot, Updates, Work
 from hardy.core.method import Plan
 from hardy.core.partition import Placement, Role
 from hardy.core.state import ServerState
 from hardy.core.tensors import Tensors
-from hardy.data.splits import Client
 from hardy.errors import HardyError
 from hardy.faults.byzantine import affected_tensors, corrupt
 from hardy.faults.injection import Faults
@@ -124,7 +124,7 @@ class Server:
             momentum=self.training.momentum,
             round=round,
             kinds=[client.kind for client in self.clients],
-            capacities=[client.budget for client in self.clients],
+            capacities=[client.capacity for client in self.clients],
             seed=self.seed,
         )
 

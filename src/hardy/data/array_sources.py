@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hardy.core.federation import Pixels
 from hardy.data import readers
-from hardy.data.dataset import Dataset, Pixels
+from hardy.data.dataset import Dataset
 from hardy.data.readers import SPLITS, Array, Splits
 from hardy.data.sources import checked_dataset, checked_domain, embedded, enter, refuse_below_one, require
 from hardy.errors import HardyError, unknown

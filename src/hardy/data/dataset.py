@@ -2,11 +2,7 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-Pixels = NDArray[np.uint8]  # [image, height, width, channel]
-Labels = NDArray[np.int64]  # [image]
+from hardy.core.federation import Labels, Pixels
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hardy.data.dataset import Pixels
+from hardy.core.federation import Pixels
 from hardy.errors import HardyError
 
 Array = NDArray[Any]  # as found in a file: not checked yet

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from hardy.core import random
-from hardy.data.dataset import Labels, Pixels
-from hardy.data.splits import Federation, Rows
+from hardy.core.federation import Federation, Labels, Pixels, Rows
 from hardy.errors import HardyError
 from hardy.registry import kind, part
 

@@ -14,8 +14,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from hardy.core.federation import Labels, Pixels
 from hardy.data import readers
-from hardy.data.dataset import Dataset, Domain, Labels, Pixels
+from hardy.data.dataset import Dataset, Domain
 from hardy.data.readers import Array, Splits
 from hardy.errors import HardyError, unknown
 

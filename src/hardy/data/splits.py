@@ -1,7 +1,7 @@
 """Who holds which rows: rules that deal a pool of labelled rows to clients, and the federation they make."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -9,11 +9,11 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from hardy.core import random
-from hardy.data.dataset import Dataset, Domain, Labels, Pixels
+from hardy.core.federation import Client, Federation, Labels, Pixels, Rows
+from hardy.data.dataset import Dataset, Domain
 from hardy.errors import HardyError, unknown
 from hardy.registry import part
 
-Rows = NDArray[np.int64]
 Rule = Callable[[Labels, int, Generator], list[Rows]]
 """Labels of a pool, number of clients, generator -> the rows of each client, no row twice. A client's last rows become
 its validation set, so a rule that sorts must shuffle in the end."""
@@ -23,58 +23,6 @@ Affording = float | Literal["rich"] | tuple[int | str, ...] | dict[str, float] |
 number or by domain, or a share for each of some domains."""
 
 _TRIES = 1000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Client:
-    """One client: its profile and its rows of the federation's training and test images."""
-
-    domain: str
-    train: Rows
-    validation: Rows
-    test: Rows
-    kind: str = ""
-    """AT can afford adversarial training, ST cannot; "" where nobody said: whatever the method asks for"""
-    budget: float = 1.0
-    """share of the full width it can train"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Federation:
-    """The images of all domains in one array, [image, channel, height, width], and the clients who hold them."""
-
-    name: str
-    classes: tuple[str, ...]
-    x_train: Pixels
-    y_train: Labels
-    x_test: Pixels
-    y_test: Labels
-    clients: tuple[Client, ...]
-
-    def __post_init__(self) -> None:
-        for x, y, name in ((self.x_train, self.y_train, "training"), (self.x_test, self.y_test, "test")):
-            if x.dtype != np.uint8 or x.ndim != 4 or len(x) != len(y):
-                raise HardyError(
-                    f"{name} images are {x.dtype} {x.shape} with {len(y)} labels; they must be uint8 "
-                    "[image, channel, height, width] with a label each. hardy.arrays makes them from other arrays."
-                )
-            if len(y) and not 0 <= y.min() <= y.max() < len(self.classes):
-                raise HardyError(
-                    f"{name} labels run from {y.min()} to {y.max()}; there are {len(self.classes)} classes."
-                )
-        for number, client in enumerate(self.clients):
-            held = ((client.train, self.y_train), (client.validation, self.y_train), (client.test, self.y_test))
-            for rows, y in held:
-                if len(rows) and not 0 <= rows.min() <= rows.max() < len(y):
-                    raise HardyError(f"client {number} holds row {rows.max()}, but there are only {len(y)} rows.")
-            if not len(client.train):
-                raise HardyError(f"client {number} holds no training row; it needs 1.")
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(channel, height, width)"""
-        channel, height, width = self.x_train.shape[1:]
-        return channel, height, width
 
 
 def federate(
@@ -161,8 +109,8 @@ def with_kinds(federation: Federation, adversarial: Affording) -> Federation:
         domains.setdefault(client.domain, []).append(number)
     shares: dict[int | str, float]
     if adversarial == "rich":
-        most = max(client.budget for client in federation.clients)
-        shares = {number: 1.0 for number, client in enumerate(federation.clients) if client.budget == most}
+        most = max(client.capacity for client in federation.clients)
+        shares = {number: 1.0 for number, client in enumerate(federation.clients) if client.capacity == most}
     elif isinstance(adversarial, int | float):
         shares = dict.fromkeys(domains, adversarial)
     else:

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.func import functional_call
 
 from hardy.core import tensors
+from hardy.core.federation import Client
 from hardy.core.layers import BatchNorm, Statistics, calling
 from hardy.core.messages import Slot, Work
 from hardy.core.net import Mixture, Net
 from hardy.core.partition import Placement, Role
 from hardy.core.tensors import Tensors
-from hardy.data.splits import Client
 from hardy.errors import HardyError, unknown
 
 if TYPE_CHECKING:

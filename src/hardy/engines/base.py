@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from hardy.core import random, tensors
-from hardy.core.client import Rows, Training
+from hardy.core.client import Training
+from hardy.core.federation import Federation, Rows
 from hardy.core.messages import Slot, Updates, Work
 from hardy.core.method import Plan
 from hardy.core.partition import Placement
 from hardy.core.tensors import Tensors
-from hardy.data.splits import Federation
 from hardy.parts.objectives import Batch
 
 Precision = Literal["float32", "tf32", "float64", "bfloat16"]

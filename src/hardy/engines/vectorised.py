@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hardy.core import tensors
-from hardy.core.client import Rows, State, begin, compute_gradients, finish, keys
+from hardy.core.client import State, begin, compute_gradients, finish, keys
+from hardy.core.federation import Rows
 from hardy.core.messages import Slot, Updates, Work
 from hardy.core.tensors import Tensors
 from hardy.engines.base import Engine

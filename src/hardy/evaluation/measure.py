@@ -19,13 +19,12 @@ from torch import Tensor
 from hardy.attacks.gradient import Attack, Forward
 from hardy.attacks.threats import Threat
 from hardy.core import random, tensors
-from hardy.core.client import Rows
+from hardy.core.federation import Client, Rows
 from hardy.core.method import Plan
 from hardy.core.net import Mixture, Net
 from hardy.core.partition import Placement, Role
 from hardy.core.state import ServerState
 from hardy.core.tensors import Tensors
-from hardy.data.splits import Client
 from hardy.deploy.personalise import estimated
 from hardy.engines.base import Engine
 from hardy.errors import HardyError, unknown

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hardy.core import random
-from hardy.data.splits import Federation
+from hardy.core.federation import Federation
 from hardy.errors import HardyError
 from hardy.faults.byzantine import ByzantineAttack, On
 from hardy.registry import PARTS

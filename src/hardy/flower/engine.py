@@ -15,11 +15,11 @@ import torch
 from hardy.attacks.threats import parse
 from hardy.core import tensors
 from hardy.core.client import Training
+from hardy.core.federation import Federation
 from hardy.core.messages import Answer, Slot, Work
 from hardy.core.method import Plan
 from hardy.core.partition import Placement
 from hardy.core.state import ServerState
-from hardy.data.splits import Federation
 from hardy.engines.base import Engine
 from hardy.errors import HardyError
 from hardy.flower import wire

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from hardy.core.federation import Client, Federation
 from hardy.core.state import write_atomic
-from hardy.data.splits import Client, Federation
 from hardy.errors import HardyError
 from hardy.flower import wire
 
@@ -30,7 +30,7 @@ class Profile:
     client: int
     domain: str
     kind: str
-    budget: float
+    capacity: float
     train: int
     validation: int
     test: int
@@ -47,7 +47,7 @@ class Profile:
             given = json.loads(text)
             shape, classes = tuple(map(int, given["shape"])), tuple(map(str, given["classes"]))
             counts: dict[str, Any] = {name: int(given[name]) for name in ("client", "train", "validation", "test")}
-            domain, kind, budget = _line(given["domain"], 100), given["kind"], float(given["budget"])
+            domain, kind, capacity = _line(given["domain"], 100), given["kind"], float(given["capacity"])
         except Exception as error:  # whatever a hostile node puts there
             raise ValueError(f"no profile in it ({type(error).__name__}: {_line(error)})") from None
         if not 0 <= counts["client"] < clients:
@@ -56,10 +56,10 @@ class Profile:
             raise ValueError(f"counts {counts}; a client holds 1 training example or more")
         if len(shape) != 3 or not 1 <= min(shape) <= max(shape) <= 10**6 or not classes:
             raise ValueError(f"images {_line(shape)} of {len(classes)} classes")
-        if kind not in KINDS or not 0 < budget <= 1:
-            raise ValueError(f"kind {_line(kind)!r}, must be AT, ST or empty; budget {budget}, must be in (0, 1]")
+        if kind not in KINDS or not 0 < capacity <= 1:
+            raise ValueError(f"kind {_line(kind)!r}, must be AT, ST or empty; capacity {capacity}, must be in (0, 1]")
         return Profile(
-            **counts, domain=domain, kind=kind, budget=budget, shape=(shape[0], shape[1], shape[2]), classes=classes
+            **counts, domain=domain, kind=kind, capacity=capacity, shape=(shape[0], shape[1], shape[2]), classes=classes
         )
 
 
@@ -174,7 +174,7 @@ def placeholder_federation(profiles: Sequence[Profile]) -> Federation:
             Client(
                 domain=p.domain,
                 kind=p.kind,
-                budget=p.budget,
+                capacity=p.capacity,
                 train=np.zeros(p.train, np.int64),
                 validation=np.zeros(p.validation, np.int64),
                 test=np.zeros(p.test, np.int64),

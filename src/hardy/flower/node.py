@@ -18,6 +18,7 @@ from safetensors.torch import load, save
 from hardy import config
 from hardy.config import Experiment
 from hardy.core import tensors
+from hardy.core.federation import Client, Federation
 from hardy.core.messages import Slot, Work
 from hardy.core.method import Method, Model
 from hardy.core.partition import Placement
@@ -25,7 +26,7 @@ from hardy.core.server import Server
 from hardy.core.state import ServerState, disk, write_atomic
 from hardy.core.tensors import Tensors
 from hardy.data import array_sources, readers, sources
-from hardy.data.splits import Client, Federation, blocks, federate
+from hardy.data.splits import blocks, federate
 from hardy.engines.base import DeviceData
 from hardy.engines.sequential import Sequential
 from hardy.errors import HardyError
@@ -37,7 +38,7 @@ from hardy.runs import evaluate as evaluation
 from hardy.runs import prepare as experiment
 from hardy.runs.run import Run, RunTotals
 
-KEYS = {"client", "data", "source", "domain", "kind", "budget", "state", "device", "threads", "classes"}
+KEYS = {"client", "data", "source", "domain", "kind", "capacity", "state", "device", "threads", "classes"}
 """what a node's configuration may hold"""
 _LOG = logging.getLogger("flwr")
 _KEPT = 3
@@ -89,7 +90,7 @@ class Node:
             client=self.number,
             domain=client.domain,
             kind=client.kind,
-            budget=client.budget,
+            capacity=client.capacity,
             train=len(client.train),
             validation=len(client.validation),
             test=len(client.test),
@@ -262,7 +263,7 @@ def _data(chosen: Experiment, own: dict[str, Any], given: Given) -> Federation:
             Client(
                 domain=str(own.get("domain", client.domain)),
                 kind=str(own.get("kind", client.kind)),
-                budget=float(own.get("budget", client.budget)),
+                capacity=float(own.get("capacity", client.capacity)),
                 train=np.arange(ends[0]),
                 validation=np.arange(*ends),
                 test=np.arange(len(client.test)),

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hardy.core import random
+from hardy.core.federation import Client
 from hardy.core.messages import Slot
 from hardy.core.method import Method
-from hardy.data.splits import Client
 from hardy.errors import HardyError
 from hardy.parts.budgets import Mixed
 from hardy.parts.norms import Norm, batch

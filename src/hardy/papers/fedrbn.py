@@ -24,12 +24,12 @@ from torch.nn import functional as F
 
 from hardy.attacks.gradient import Attack, pgd
 from hardy.core import random, tensors
+from hardy.core.federation import Client
 from hardy.core.layers import Call, Statistics
 from hardy.core.method import Method
 from hardy.core.net import Net
 from hardy.core.partition import Placement, Role, Tag
 from hardy.core.tensors import Tensors
-from hardy.data.splits import Client
 from hardy.errors import HardyError
 from hardy.papers.fedbn import Local, local
 from hardy.parts.adversarial import adversarial, by_kind

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from hardy.core import random, tensors
+from hardy.core.federation import Client
 from hardy.core.messages import Slot, Updates
 from hardy.core.method import Method
 from hardy.core.net import Net
 from hardy.core.tensors import Tensors
-from hardy.data.splits import Client
 from hardy.errors import HardyError, unknown
 from hardy.parts.aggregators.base import Aggregator, RoundContext, largest_counters
 from hardy.parts.budgets import Budget
@@ -121,9 +121,9 @@ class Corners(Budget):
 
     def check(self, clients: Sequence[Client]) -> None:
         for number, client in enumerate(clients):
-            if not fitting(self.widths, client.budget):
+            if not fitting(self.widths, client.capacity):
                 raise HardyError(
-                    f"client {number} can train a width of {client.budget:g}, below the least of {list(self.widths)}. "
+                    f"client {number} can train a width of {client.capacity:g}, below the least of {list(self.widths)}. "
                     "Add a narrower one (method.widths), or raise its capacity (data.capacity)."
                 )
 

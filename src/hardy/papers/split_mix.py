@@ -24,10 +24,10 @@ from torch import nn
 
 from hardy.attacks.gradient import Attack, pgd
 from hardy.core import random
+from hardy.core.federation import Client
 from hardy.core.layers import BatchNorm
 from hardy.core.messages import Slot
 from hardy.core.method import Method
-from hardy.data.splits import Client
 from hardy.errors import HardyError
 from hardy.parts.adversarial import adversarial
 from hardy.parts.budgets import Mixed, affordable
@@ -68,9 +68,9 @@ class Queue(Mixed):
 
     def check(self, clients: Sequence[Client]) -> None:
         for number, client in enumerate(clients):
-            if not affordable(client.budget, self.width):
+            if not affordable(client.capacity, self.width):
                 raise HardyError(
-                    f"client {number} can train a width of {client.budget:g}, below the {self.width:g} of a base. Take "
+                    f"client {number} can train a width of {client.capacity:g}, below the {self.width:g} of a base. Take "
                     "narrower bases (method.width and model.width), or raise its capacity (data.capacity)."
                 )
 
@@ -90,7 +90,7 @@ class Queue(Mixed):
             shuffle, p = divmod(position, self.bases)
             first = random.stream(seed, "queue", shuffle).permutation(self.bases)[p]
             others = [base for base in range(self.bases) if base != first]
-            more = affordable(clients[client].budget, self.width) - 1
+            more = affordable(clients[client].capacity, self.width) - 1
             drawn = random.stream(seed, round, client, "bases").permutation(others)[:more]
             slots += [Slot(client, int(base)) for base in (first, *drawn)]
         return slots

@@ -11,9 +11,9 @@ import numpy as np
 from torch import nn
 
 from hardy.core import random, tensors
+from hardy.core.federation import Client, Federation
 from hardy.core.messages import Slot
 from hardy.core.tensors import Tensors
-from hardy.data.splits import Client, Federation
 from hardy.errors import HardyError
 from hardy.registry import kind, part
 
@@ -185,7 +185,7 @@ def with_capacity(federation: Federation, capacity: Capacity, seed: int) -> Fede
     dealt = capacity.deal(len(federation.clients), rng)
     if capacity.shuffled:
         dealt = [dealt[at] for at in rng.permutation(len(dealt))]
-    clients = (replace(client, budget=own) for client, own in zip(federation.clients, dealt, strict=True))
+    clients = (replace(client, capacity=own) for client, own in zip(federation.clients, dealt, strict=True))
     return replace(federation, clients=tuple(clients))
 
 

@@ -6,10 +6,10 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
+from hardy.core.federation import Client
 from hardy.core.layers import BatchNorm, Statistics
 from hardy.core.partition import Placement, Role, Tag
 from hardy.core.tensors import Tensors
-from hardy.data.splits import Client
 from hardy.errors import HardyError
 from hardy.parts.aggregators.base import Aggregator
 from hardy.registry import kind, part

@@ -51,7 +51,7 @@ def training(run: "Run") -> dict[str, Any]:
             spent[number] += work
     return {
         "clients": [
-            {"capacity": client.budget, "macs": spent[at] / rounds, "parameters": sent[at] / rounds}
+            {"capacity": client.capacity, "macs": spent[at] / rounds, "parameters": sent[at] / rounds}
             for at, client in enumerate(clients)
         ],
         "trained": {domain: sum(own.values()) / total for domain, own in met.items()},

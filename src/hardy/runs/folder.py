@@ -11,7 +11,7 @@ import numpy as np
 
 from hardy import config
 from hardy.data.shifts import Shift, device, seen
-from hardy.data.splits import Client, Federation
+from hardy.core.federation import Client, Federation
 from hardy.errors import HardyError
 from hardy.report.pictures import image_grid_png
 from hardy.core.state import disk, versions, write_atomic
@@ -34,7 +34,7 @@ def write_run_header(run: "Run") -> None:
             "client": number,
             "domain": client.domain,
             "kind": client.kind,
-            "budget": client.budget,
+            "capacity": client.capacity,
             "train": len(client.train),
             "validation": len(client.validation),
             "test": len(client.test),

@@ -13,7 +13,7 @@ from hardy.runs import costs, evaluate as evaluation, folder as folders
 from hardy.evaluation import projections
 from hardy.config import Experiment
 from hardy.data.dataset import Dataset
-from hardy.data.splits import Federation
+from hardy.core.federation import Federation
 from hardy.evaluation.metrics import diagnose
 from hardy.engines import Flower
 from hardy.errors import HardyError

@@ -11,7 +11,8 @@ from hardy.config import FROM_PYTHON, Experiment, construct, convert, named
 from hardy.data import sources
 from hardy.data.dataset import Dataset
 from hardy.data.shifts import Shift, shifted
-from hardy.data.splits import Federation, federate, with_kinds
+from hardy.core.federation import Federation
+from hardy.data.splits import federate, with_kinds
 from hardy.engines import Engine, DeviceData
 from hardy.errors import HardyError, unknown
 from hardy.core.method import Method, Model, Plan
