@@ -22,7 +22,7 @@ import torch
 import hardy
 from hardy.attacks.threats import parse
 from hardy.core import client, tensors
-from hardy.core.client import Training
+from hardy.core.training import Training
 from hardy.core.federation import Client, Federation
 from hardy.engines import EngineChoice
 from hardy.evaluation.measure import Branches, Deployed

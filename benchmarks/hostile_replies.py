@@ -24,11 +24,12 @@ import torch
 from numpy.typing import NDArray
 
 from hardy import models, papers
-from hardy.core.client import Training
+from hardy.core.training import Training
 from hardy.core.federation import Client
 from hardy.core.messages import Answer, Slot, Work
 from hardy.core.server import Server, Trains
-from hardy.parts.aggregators.base import Aggregator, chain
+from hardy.core.protocols import Aggregator
+from hardy.parts.aggregators.base import pipeline
 from hardy.registry import PARTS
 
 Arrays = Mapping[str, NDArray[Any]]

@@ -12,7 +12,7 @@ import hardy
 from conftest import SHAPE, assert_close, everything, experiment, federation, fit, net
 from hardy import papers
 from hardy.config import EvaluationChoice
-from hardy.core.client import Training
+from hardy.core.training import Training
 from hardy.core.partition import Placement, Role
 from hardy.core.server import Cohort
 from hardy.deploy.export import export

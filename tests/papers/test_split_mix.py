@@ -28,7 +28,7 @@ from hardy.papers.fedrbn import propagated
 from hardy.papers.sfat import slack
 from hardy.papers.split_mix import queue
 from hardy.parts.adversarial import adversarial, by_kind
-from hardy.parts.aggregators.base import chain
+from hardy.parts.aggregators.base import pipeline
 from hardy.parts.budgets import exponential, groups, log_normal, steps, with_capacity
 from hardy.parts.norms import batch, dual
 from hardy.parts.objectives import cross_entropy

@@ -33,7 +33,7 @@ def export(
     robustness (λ) becomes the manifest's default. Where clients have networks of their own, it is one client's."""
     _require_onnx()
     plan, data, out = run.engine.plan, run.engine.data, Path(out)
-    if plan.method.norm.serving == "batch":
+    if plan.method.norm.inference_statistics == "batch":
         raise HardyError(
             "norm serving is 'batch': such a network needs its neighbours; export one with running or post."
         )
@@ -93,7 +93,7 @@ class _Deployable(nn.Module):
     def __init__(self, net: Net, branch: str) -> None:
         super().__init__()
         self.model, self.branch = deepcopy(net.model).cpu(), branch
-        for name, value in {**net.trained, **net.kept}.items():
+        for name, value in {**net.trained, **net.buffers}.items():
             path, _, own = name.rpartition(".")
             getattr(self.model.get_submodule(path), own).data = value.detach().cpu().clone()
         self.float()

@@ -57,7 +57,7 @@ def network_for_new_client(
     written = plan.method.norm.exchange(reported, plan.tags, [*clients, unknown_one])
     held |= tensors.gather(written, -1)
     served = plan.method.budget.serve(held, 1.0)
-    return Mixture([Net(plan.model, tensors.select(b, plan.trained), tensors.select(b, plan.kept)) for b in served])
+    return Mixture([Net(plan.model, tensors.select(b, plan.trained), tensors.select(b, plan.buffers)) for b in served])
 
 
 def _pixels(images: Tensor | NDArray[Any], run: "Run") -> Tensor:
@@ -103,7 +103,7 @@ def fine_tune(run: "Run", *, steps: int, freeze: int = 0, rate: float | None = N
     frozen = set(plan.trained[:first])
     alone = replace(
         plan,
-        method=plan.method.replace(weights=Placement.PRIVATE, objective=plan.method.objective.personal),
+        method=plan.method.replace(weights=Placement.PRIVATE, objective=plan.method.objective.alone()),
         tags={n: replace(tag, trained=tag.trained and n not in frozen) for n, tag in plan.tags.items()},
         placement=dict.fromkeys(plan.tags, Placement.PRIVATE),
     )

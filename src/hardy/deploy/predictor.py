@@ -31,7 +31,7 @@ class Predictor:
         common, own = networks(run.engine, run.state, order(run))
         norm = run.engine.plan.method.norm
         clients = len(run.engine.data.clients)
-        if (own or norm.serving == "post") and client is None:
+        if (own or norm.inference_statistics == "recomputed") and client is None:
             raise HardyError(
                 f"norm {type(norm).__name__!r} gives every client a network of its own; choose one of the {clients} "
                 "(client = 0), or take run.network_for_new_client for somebody who has none."
@@ -68,7 +68,7 @@ class Predictor:
                     base.load()
             self.loaded = [base.held for base in self._here]
             nets = [base.net for base in self._here]
-            self.mixture = Mixture(nets, statistics="images" if norm.serving == "batch" else "running")
+            self.mixture = Mixture(nets, statistics="images" if norm.inference_statistics == "batch" else "running")
             self.width = width
         if robustness is not None:
             self.robustness = robustness
@@ -87,7 +87,7 @@ class Predictor:
     def _finished(self, base: Tensors) -> Tensors:
         """With the statistics that the client's images have, where these are measured after training."""
         engine, client = self.run.engine, self.client
-        if engine.plan.method.norm.serving != "post" or client is None:
+        if engine.plan.method.norm.inference_statistics != "recomputed" or client is None:
             return base
         rows = torch.from_numpy(engine.data.clients[client].train).to(self.device)
         return estimated(engine.plan.model, engine.cast(base), engine.device_data.images("train", rows))
@@ -131,7 +131,7 @@ class _Base:
         self.host = flat.pin_memory() if device.type == "cuda" else flat
         self.there = _room(self.host, device)
         self.held = tensors.gather(tensors.unflatten(self.there, rows), 0)
-        self.net = Net(plan.model, tensors.select(self.held, plan.trained), tensors.select(self.held, plan.kept))
+        self.net = Net(plan.model, tensors.select(self.held, plan.trained), tensors.select(self.held, plan.buffers))
         self.free()
 
     def load(self) -> None:

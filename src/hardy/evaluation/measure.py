@@ -23,12 +23,12 @@ from hardy.core.federation import Client, Rows
 from hardy.core.method import Plan
 from hardy.core.net import Mixture, Net
 from hardy.core.partition import Placement, Role
+from hardy.core.protocols import Norm
 from hardy.core.state import ServerState
 from hardy.core.tensors import Tensors
 from hardy.deploy.personalise import estimated
 from hardy.engines.base import Engine
 from hardy.errors import HardyError, unknown
-from hardy.parts.norms import Norm
 
 Part = Literal["train", "validation", "test"]
 Mask = NDArray[np.bool_]
@@ -79,9 +79,9 @@ class Deployed:
         if own:
             serve = partial(plan.method.budget.serve, width=width)
             self.own = torch.vmap(lambda own: [tensors.select(b, own) for b in serve({**common, **own})])(own)
-        self.together = norm.serving == "batch"
+        self.together = norm.inference_statistics == "batch"
         """whether a client's rows are normalised by each other"""
-        if norm.serving == "post":
+        if norm.inference_statistics == "recomputed":
             self._measure()
         self.rows = [getattr(client, part)[:limit] for client in engine.data.clients]
 
@@ -95,13 +95,13 @@ class Deployed:
         plan, nets = self.engine.plan, []
         for base, mine in zip(common, own, strict=True):
             held = {**base, **mine}
-            nets.append(Net(plan.model, tensors.select(held, plan.trained), tensors.select(held, plan.kept)))
+            nets.append(Net(plan.model, tensors.select(held, plan.trained), tensors.select(held, plan.buffers)))
         return Mixture(nets, statistics="images" if self.together else "running")
 
     def _measure(self) -> None:
         """Every client's own statistics, as its training rows have them."""
         engine, plan = self.engine, self.engine.plan
-        statistics = [n for n in plan.kept if plan.roles[n] in (Role.NORM_MEAN, Role.NORM_VAR)]
+        statistics = [n for n in plan.buffers if plan.roles[n] in (Role.NORM_MEAN, Role.NORM_VAR)]
         for common, own in zip(self.common, self.own, strict=True):
             measured = []
             for number, client in enumerate(engine.data.clients):
@@ -243,7 +243,7 @@ def refuse_robustness(robustness: float | None, norm: Norm) -> None:
 def refuse_common(plan: Plan) -> None:
     """A shift for the images of all clients needs a network for all of them."""
     own = [name for name in plan.model_names if plan.placement[name] is not Placement.SHARED]
-    if own or plan.method.norm.serving != "running":
+    if own or plan.method.norm.inference_statistics != "running":
         raise HardyError(
             f"a threat with common=true needs one network for all clients; with method {plan.method.name!r} each has "
             "its own norms or weights. Leave common out: then every client meets its own shift."

@@ -17,7 +17,7 @@ import torch
 from hardy import config
 from hardy.config import Experiment
 from hardy.core.federation import Federation
-from hardy.core.method import Method, Model, Plan
+from hardy.core.method import Method, Plan
 from hardy.core.state import disk, write_atomic
 from hardy.engines.base import Engine
 from hardy.errors import HardyError

@@ -7,51 +7,25 @@ half is hardy.flower.node.
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from hardy.attacks.threats import parse
+from hardy.config import NetworkChoice
 from hardy.core import tensors
-from hardy.core.client import Training
 from hardy.core.federation import Federation
 from hardy.core.messages import Answer, Slot, Work
 from hardy.core.method import Plan
 from hardy.core.partition import Placement
 from hardy.core.state import ServerState
+from hardy.core.training import Training
 from hardy.engines.base import Engine
 from hardy.errors import HardyError
 from hardy.flower import wire
 from hardy.flower.membership import PAUSE, Membership
-from hardy.parts.compression import Compression
 
 _LOG = logging.getLogger("flwr")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Network:
-    """`[network]`: what a run over Flower expects of its nodes."""
-
-    clients: int | None = None
-    """nodes the run is for; absent: as many as [data] makes clients"""
-    deadline: float = 600.0
-    """seconds a round waits for a reply"""
-    replies: int = 1
-    """fewest replies a round needs; with fewer the missing clients are asked again"""
-    patience: float = 1800.0
-    """seconds to wait for the first roll call, or for enough replies, before giving up"""
-    compression: Compression | None = None
-    """of what clients send up; absent: every bit travels, and the run is that of the other engines"""
-
-    def __post_init__(self) -> None:
-        for name in ("deadline", "patience"):
-            if not getattr(self, name) > 0:
-                raise HardyError(f"network.{name} is {getattr(self, name)}; it must be above 0 seconds.")
-        if self.replies < 1:
-            raise HardyError(f"network.replies is {self.replies}; it must be 1 or more.")
-        if self.clients is not None and self.clients < 1:
-            raise HardyError(f"network.clients is {self.clients}; it must be 1 or more, or absent.")
 
 
 class Flower(Engine):
@@ -70,7 +44,7 @@ class Flower(Engine):
         device: torch.device,
         dtype: torch.dtype,
         roll: Membership,
-        network: Network,
+        network: NetworkChoice,
         token: str,
     ) -> None:
         if plan.method.pooled:

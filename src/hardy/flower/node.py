@@ -20,7 +20,7 @@ from hardy.config import Experiment
 from hardy.core import tensors
 from hardy.core.federation import Client, Federation
 from hardy.core.messages import Slot, Work
-from hardy.core.method import Method, Model
+from hardy.core.method import Method
 from hardy.core.partition import Placement
 from hardy.core.server import Server
 from hardy.core.state import ServerState, disk, write_atomic

@@ -8,7 +8,7 @@ import numpy as np
 
 from hardy.core import tensors
 from hardy.models.count import macs
-from hardy.parts.objectives import Objective
+from hardy.core.protocols import Objective
 
 if TYPE_CHECKING:
     from hardy.runs.run import Run

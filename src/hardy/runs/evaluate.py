@@ -97,7 +97,7 @@ def evaluate(
 def order(run: "Run") -> list[int] | None:
     """The bases by their validation accuracy, the best first, where the budget asks for it (Algorithm 1, line 9)."""
     budget = run.engine.plan.method.budget
-    if not budget.sorted:
+    if not budget.best_first:
         return None
     branch = run.experiment.evaluation.predict_branch
     alone = [

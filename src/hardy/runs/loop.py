@@ -18,7 +18,7 @@ from hardy.evaluation.metrics import diagnose
 from hardy.engines import Flower
 from hardy.errors import HardyError
 from hardy.runs.prepare import Connect, prepare
-from hardy.core.method import Method, Model
+from hardy.core.method import Method, BuildModel
 from hardy.runs.progress import Progress
 from hardy.report.run_page import write_report
 from hardy.evaluation.measure import accuracies, averages
@@ -35,7 +35,7 @@ def fit(
     experiment: Experiment,
     *,
     method: Method | None = None,
-    model: Model | None = None,
+    model: BuildModel | None = None,
     data: Federation | Dataset | None = None,
     out: Path | str | None = None,
     data_folder: Path | str | None = None,
@@ -71,7 +71,7 @@ def resume(
     folder: Path | str,
     *,
     method: Method | None = None,
-    model: Model | None = None,
+    model: BuildModel | None = None,
     data: Federation | Dataset | None = None,
     data_folder: Path | str | None = None,
     quiet: bool = False,
@@ -91,7 +91,7 @@ def load(
     folder: Path | str,
     *,
     method: Method | None = None,
-    model: Model | None = None,
+    model: BuildModel | None = None,
     data: Federation | Dataset | None = None,
     data_folder: Path | str | None = None,
     best: bool = False,
@@ -132,7 +132,7 @@ def evaluate(
 def _reopen(
     folder: Path,
     method: Method | None,
-    model: Model | None,
+    model: BuildModel | None,
     data: Federation | Dataset | None,
     data_folder: Path | str | None,
     remark: Any,

@@ -15,7 +15,7 @@ from hardy.core.federation import Federation
 from hardy.data.splits import federate, with_kinds
 from hardy.engines import Engine, DeviceData
 from hardy.errors import HardyError, unknown
-from hardy.core.method import Method, Model, Plan
+from hardy.core.method import Method, BuildModel, Plan
 from hardy.parts.budgets import Capacity, with_capacity
 from hardy.registry import find
 from hardy.evaluation.measure import refuse_common, refuse_robustness
@@ -31,7 +31,7 @@ def prepare(
     experiment: Experiment,
     *,
     method: Method | None = None,
-    model: Model | None = None,
+    model: BuildModel | None = None,
     data: Federation | Dataset | None = None,
     data_folder: Path | str | None = None,
     network: Connect | None = None,
@@ -57,7 +57,7 @@ def prepare(
         training=experiment.training,
         drift=experiment.evaluation.drift,
     )
-    server.refuse_impossible(experiment.training)
+    warnings = server.check()
     choice = experiment.evaluation
     for branch in (choice.attack_branch, choice.predict_branch):
         if (known := plan.method.norm.branches) is not None and branch not in known:
@@ -91,7 +91,7 @@ def prepare(
     return Run(experiment=experiment, server=server, engine=engine, state=state, figures=RunTotals())
 
 
-def bind(experiment: Experiment, data: Federation, method: Method | None = None, model: Model | None = None) -> Plan:
+def bind(experiment: Experiment, data: Federation, method: Method | None = None, model: BuildModel | None = None) -> Plan:
     """The experiment's method on its model, or on those given; the same first tensors wherever it is called."""
     chosen = method or config.method(experiment)
     build = model or _model(experiment, data, chosen.budget.base_width)
@@ -131,7 +131,7 @@ def federation(experiment: Experiment, dataset: Dataset | None = None, folder: P
     return with_kinds(dealt, choice.adversarial)
 
 
-def _model(experiment: Experiment, data: Federation, width: float | None) -> Model:
+def _model(experiment: Experiment, data: Federation, width: float | None) -> BuildModel:
     name, options = named(experiment.model, "model")
     if width is not None and options.get("width", 1.0) != width:
         raise HardyError(

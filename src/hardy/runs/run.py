@@ -14,7 +14,7 @@ from hardy.config import Experiment
 from hardy.engines import Engine
 from hardy.models.count import parameters
 from hardy.core.net import Mixture
-from hardy.parts.objectives import Objective
+from hardy.core.protocols import Objective
 from hardy.deploy.predictor import Predictor
 from hardy.core.server import Server
 from hardy.core.state import ServerState, versions
