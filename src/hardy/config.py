@@ -18,9 +18,10 @@ from hardy.core.client import Training
 from hardy.core.method import Method
 from hardy.core.server import Cohort
 from hardy.data.splits import Affording
-from hardy.engines import EngineChoice, Network
+from hardy.engines import EngineChoice
 from hardy.errors import HardyError, unknown
 from hardy.faults.injection import Faults
+from hardy.parts.compression import Compression
 from hardy.registry import KINDS, PARTS, find, name_of
 
 Table = dict[str, Any]
@@ -68,10 +69,10 @@ class EvaluationChoice:
     select: str | None = None
     """attack under which accuracy on validation rows chooses the best round; absent: clean accuracy does, which may
     rise on under adversarial training while robustness falls"""
-    attack_branch: str = "clean"
-    """statistics the attacks climb on"""
-    predict_branch: str = "clean"
-    """statistics images are judged with, attacked or not"""
+    attack_branch: str | None = None
+    """statistics the attacks climb on; absent: those of the branch the norm serves with"""
+    predict_branch: str | None = None
+    """statistics images are judged with, attacked or not; absent: the same"""
     robustness: tuple[float, ...] = ()
     """levels λ at which every width of the finished run is measured, under the threats too; needs a dual norm"""
     diagnose: bool = False
@@ -93,6 +94,31 @@ class EvaluationChoice:
     def selecting(self) -> tuple[str, ...]:
         """The attack of `select`, if there is one."""
         return (self.select,) if self.select else ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """`[network]`: what a run over Flower expects of its nodes."""
+
+    clients: int | None = None
+    """nodes the run is for; absent: as many as [data] makes clients"""
+    deadline: float = 600.0
+    """seconds a round waits for a reply"""
+    replies: int = 1
+    """fewest replies a round needs; with fewer the missing clients are asked again"""
+    patience: float = 1800.0
+    """seconds to wait for the first roll call, or for enough replies, before giving up"""
+    compression: Compression | None = None
+    """of what clients send up; absent: every bit travels, and the run is that of the other engines"""
+
+    def __post_init__(self) -> None:
+        for name in ("deadline", "patience"):
+            if not getattr(self, name) > 0:
+                raise HardyError(f"network.{name} is {getattr(self, name)}; it must be above 0 seconds.")
+        if self.replies < 1:
+            raise HardyError(f"network.replies is {self.replies}; it must be 1 or more.")
+        if self.clients is not None and self.clients < 1:
+            raise HardyError(f"network.clients is {self.clients}; it must be 1 or more, or absent.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,12 +11,11 @@ import torch
 import hardy
 from conftest import SHAPE, assert_close, everything, experiment, federation, fit, net
 from hardy import papers
-from hardy.config import EvaluationChoice
+from hardy.config import EvaluationChoice, Network
 from hardy.core.client import Training
 from hardy.core.partition import Placement, Role
 from hardy.core.server import Cohort
-from hardy.deploy.export import export
-from hardy.engines import EngineChoice, Network
+from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.faults.injection import Faults
 from hardy.flower import wire
@@ -29,8 +28,8 @@ from flwr.app import Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from hardy.flower.apps import client_app, serve
-from hardy.flower.membership import Profile
 from hardy.flower.node import Given, Memory, Node
+from hardy.runs.profiles import Profile
 
 FLOWER = EngineChoice(name="flower", device="cpu", precision="float64")
 
@@ -551,5 +550,5 @@ def test_the_network_of_a_deployment_can_be_had_without_its_rows(tmp_path):
     with pytest.raises(HardyError, match="let the nodes measure"):
         hardy.evaluate(tmp_path / "run")
     pytest.importorskip("onnx", reason="the export extra is not installed")
-    manifest = export(loaded, tmp_path / "net.onnx")
+    manifest = loaded.export(tmp_path / "net.onnx")
     assert json.loads(manifest.read_text())["settings"][0]["standard_accuracy"]["mean"] is None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from math import prod
 from operator import mul
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +13,9 @@ import torch
 from hardy.core import random, tensors
 from hardy.core.admission import Admission, Admitted, Verdict, unpack
 from hardy.core.client import Training
+from hardy.core.engine import Trains
 from hardy.core.federation import Client
-from hardy.core.messages import Answer, Slot, Updates, Work
+from hardy.core.messages import Slot, Updates, Work
 from hardy.core.method import Plan
 from hardy.core.partition import Placement, Role
 from hardy.core.state import ServerState
@@ -24,20 +25,6 @@ from hardy.faults.byzantine import affected_tensors, corrupt
 from hardy.faults.injection import Faults
 from hardy.parts.aggregators.base import RoundContext
 from hardy.parts.objectives import Objective
-
-
-class Trains(Protocol):
-    """All the server asks of an engine."""
-
-    def train(self, work: Work) -> Iterable[Updates | Sequence[Answer] | dict[int, str]]:
-        """Updates as they are ready, or answers as they come in from outside; a dict: why clients will not answer."""
-        ...
-
-    def expect(self, round: int, slots: Sequence[Slot]) -> None:
-        """What it will be asked for next, told while it may still be at work."""
-        ...
-
-    def cast(self, values: Tensors) -> Tensors: ...
 
 
 @dataclass(frozen=True, kw_only=True)

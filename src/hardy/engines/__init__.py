@@ -16,7 +16,6 @@ from hardy.engines.base import DeviceData, Engine, Precision
 from hardy.engines.sequential import Sequential
 from hardy.engines.vectorised import Vectorised
 from hardy.errors import HardyError
-from hardy.flower.engine import Flower, Network
 
 _SLOTS = 16
 """slots of a timed turn"""
@@ -115,8 +114,6 @@ __all__ = [
     "DeviceData",
     "Engine",
     "EngineChoice",
-    "Flower",
-    "Network",
     "Sequential",
     "Vectorised",
     "fastest",
