@@ -27,9 +27,9 @@ from hardy import models, papers
 from hardy.core.training import Training
 from hardy.core.federation import Client
 from hardy.core.messages import Answer, Slot, Work
-from hardy.core.server import Server, Trains
-from hardy.core.protocols import Aggregator
-from hardy.parts.aggregators.base import pipeline
+from hardy.core.engine import Trains
+from hardy.core.server import Server
+from hardy.parts.aggregators.base import Aggregator, chain
 from hardy.registry import PARTS
 
 Arrays = Mapping[str, NDArray[Any]]

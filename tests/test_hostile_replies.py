@@ -13,14 +13,14 @@ from conftest import everything, experiment, federation, fit, net
 from hardy import papers
 from hardy.core.admission import Admission
 from hardy.core.training import Training
+from hardy.core.engine import Trains
 from hardy.core.messages import Answer, Slot, Updates
 from hardy.core.partition import Placement, Role
-from hardy.core.server import Trains
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.faults.injection import Faults
-from hardy.parts.aggregators.base import pipeline
-from hardy.parts.norms import BatchNormalisation
+from hardy.parts.aggregators.base import chain
+from hardy.parts.norms import Batch
 from hardy.registry import PARTS
 from hardy.runs.prepare import prepare
 

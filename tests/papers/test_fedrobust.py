@@ -26,7 +26,7 @@ from hardy.core.protocols import Batch
 from hardy.parts.objectives import cross_entropy
 from hardy.report.compare import write_comparison
 from hardy.report.stored_run import read_run
-from hardy.runs.evaluate import evaluate
+from hardy.runs.api import evaluate
 
 STRUCTURES = Structure.__args__
 PLAIN = Training(rate=0.1, batch=4)

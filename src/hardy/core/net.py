@@ -63,12 +63,14 @@ def _rounded(model: nn.Module, trained: Tensors) -> Tensors:
 class Mixture:
     """Networks that answer together: the mean of their logits. It is called like one Net, in inference only.
 
-    With statistics "images" the images of a call are normalised by each other.
+    With statistics "images" the images of a call are normalised by each other. A call that names no branch takes the
+    mixture's.
     """
 
-    def __init__(self, nets: Sequence[Net], statistics: UseStatistics = "running") -> None:
-        self.nets, self.statistics = list(nets), statistics
+    def __init__(self, nets: Sequence[Net], statistics: UseStatistics = "running", branch: str = "clean") -> None:
+        self.nets, self.statistics, self.branch = list(nets), statistics, branch
 
-    def __call__(self, x: Tensor, *, branch: str = "clean", robustness: float | Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, *, branch: str | None = None, robustness: float | Tensor | None = None) -> Tensor:
+        branch = branch or self.branch
         answers = [net(x, branch=branch, statistics=self.statistics, robustness=robustness) for net in self.nets]
         return answers[0] if len(answers) == 1 else torch.stack(answers).mean(0)

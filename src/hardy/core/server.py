@@ -5,14 +5,15 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from math import comb, prod
 from operator import mul
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 from hardy.core import random, tensors
 from hardy.core.admission import Admission, Admitted, unpack
+from hardy.core.engine import Trains
 from hardy.core.federation import Client
-from hardy.core.messages import Answer, Slot, Updates, Work
+from hardy.core.messages import Slot, Updates, Work
 from hardy.core.method import Plan
 from hardy.core.partition import Placement, Role
 from hardy.core.protocols import RoundContext, Setting, walk
@@ -20,20 +21,6 @@ from hardy.core.state import ServerState
 from hardy.core.tensors import Tensors
 from hardy.core.training import Training
 from hardy.errors import HardyError
-
-
-class Trains(Protocol):
-    """All the server asks of an engine."""
-
-    def train(self, work: Work) -> Iterable[Updates | Sequence[Answer] | dict[int, str]]:
-        """Updates as they are ready, or answers as they come in from outside; a dict: why clients will not answer."""
-        ...
-
-    def expect(self, round_number: int, slots: Sequence[Slot]) -> None:
-        """What it will be asked for next, told while it may still be at work."""
-        ...
-
-    def cast(self, values: Tensors) -> Tensors: ...
 
 
 class FaultModel:

@@ -22,9 +22,7 @@ from hardy.engines.device_data import DeviceData
 class Engine:
     """Trains slots and maps functions over clients. A subclass says how: one by one, or many in one call."""
 
-    name: Literal["sequential", "vectorised", "flower"]
-    remote = False
-    """the clients are elsewhere: no image, label or private tensor is on this machine"""
+    name: Literal["sequential", "vectorised"]
 
     def __init__(
         self,

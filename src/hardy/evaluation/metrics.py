@@ -10,10 +10,11 @@ from torch import Tensor
 from hardy.core import random, tensors
 from hardy.core.net import Net
 from hardy.core.partition import Placement
-from hardy.core.protocols import Batch, DiagnosisContext
 from hardy.core.state import ServerState
 from hardy.core.tensors import Tensors
 from hardy.engines.base import Engine
+from hardy.evaluation.serving import base_net
+from hardy.parts.objectives import Batch, DiagnosisContext
 
 _CLIENTS = 16
 _ROWS = 64
@@ -30,14 +31,13 @@ def diagnose(engine: Engine, state: ServerState, rate: float) -> dict[str, Any]:
     clients = torch.arange(len(train), device=engine.device)
     common = tensors.gather(state.shared, 0)
     # statistics that passes move must be each client's own under vmap
-    kept = {n: common[n].expand(len(train), *common[n].shape) for n in plan.buffers if n in common}
+    kept = {n: common[n].expand(len(train), *common[n].shape) for n in plan.kept if n in common}
     own = kept | {name: held[: len(train), 0] for name, held in {**state.reported, **engine.store}.items()}
     keys = random.fold(torch.tensor(engine.seed, device=engine.device), "diagnose", clients)
 
     def each(function: Callable[[Net, Tensors, Batch, Tensor], Any]) -> Any:
         def client(common: Tensors, own: Tensors, x: Tensor, y: Tensor, key: Tensor) -> Any:
-            held = {**common, **own}
-            net = Net(plan.model, tensors.select(held, plan.trained), tensors.select(held, plan.buffers))
+            net = base_net(plan, {**common, **own})
             private = {name: value for name, value in own.items() if name not in plan.model_names}
             return function(net, private, Batch(x, y), key)
 
