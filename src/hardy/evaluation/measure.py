@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hardy.attacks.gradient import Attack, Forward
+from hardy.attacks.base import Attack, Forward
 from hardy.attacks.threats import Threat
 from hardy.core import random, tensors
 from hardy.core.federation import Client, Rows

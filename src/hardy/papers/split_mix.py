@@ -22,7 +22,8 @@ from math import sqrt
 import torch
 from torch import nn
 
-from hardy.attacks.gradient import Attack, pgd
+from hardy.attacks.base import Attack
+from hardy.attacks.gradient import pgd
 from hardy.core import random
 from hardy.core.federation import Client
 from hardy.core.layers import BatchNorm

@@ -22,7 +22,7 @@ from hardy.errors import HardyError
 from hardy.runs.progress import Progress
 from hardy.report.run_page import write_report
 from hardy.report.pictures import image_grid_png
-from hardy.attacks.gradient import Attack
+from hardy.attacks.base import Attack
 from hardy.evaluation.checks import check
 from hardy.evaluation.measure import Branches, Deployed, Mask, Part, accuracies, summarise, threat_key
 from hardy.attacks.threats import Threat, parse, parse_all
