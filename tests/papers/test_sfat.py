@@ -247,7 +247,7 @@ def test_attack_and_guard_in_one_federation():
 
     def turns(**guard):
         method = sfat(slack=slack(**guard), objective=QUICK)
-        run = fit(method, rounds=6, faults=Faults(hostile=(1,), lie=tiny_loss(loss=1e-6)))
+        run = fit(method, rounds=6, faults=Faults(hostile=(1,), byzantine=tiny_loss(loss=1e-6)))
         return run.state.memory["weight.0.turns"][0].tolist()
 
     assert turns(**FREE) == [0, 6, 0, 0]

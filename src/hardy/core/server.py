@@ -20,7 +20,6 @@ from hardy.core.partition import Placement, Role
 from hardy.core.state import ServerState
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
-from hardy.faults.byzantine import affected_tensors, corrupt
 from hardy.faults.injection import Faults
 from hardy.parts.aggregators.base import RoundContext
 from hardy.parts.objectives import Objective
@@ -92,11 +91,9 @@ class Server:
                 f"aggregator {aggregator} needs {aggregator.min_updates} updates or more, but the cohort has {len(cohort)} "
                 "clients. Ask more clients (cohort), expect fewer liars (a smaller f), or take another rule."
             )
-        if self.faults.liars(self.seed, len(self._examples)) and not self._lied_about:
-            raise HardyError(
-                f"faults.on is {self.faults.on!r}, but method {self.plan.method.name!r} sends no such tensors. "
-                "Take both, or another method."
-            )
+        self.faults.refuse_impossible(
+            self.seed, len(self._examples), roles=self._sent_roles, method=self.plan.method.name
+        )
         if self.plan.method.norm.branches is None:
             return
         for number, client in enumerate(self.clients):
@@ -143,8 +140,8 @@ class Server:
 
         tally = _Tally(self._traffic(work), self._weights if self.drift else ())
         arriving: Iterable[Updates] = self._arriving(engine, work, lost)
-        if liars := self.faults.liars(self.seed, context.clients):
-            arriving = self._lied_to(arriving, work, context, state.memory, liars)
+        if hostile := self.faults.hostile_clients(self.seed, context.clients):
+            arriving = self._tampered(arriving, work, context, state.memory, hostile)
         taken, verdict = _Taken(None, state.reported), None
         for updates in arriving:
             if verdict:
@@ -216,21 +213,17 @@ class Server:
         """The local steps of a client in a round."""
         return len(self.training.batches(np.arange(self._examples[client]), random.stream(0), round))
 
-    def _lied_to(
-        self, arriving: Iterable[Updates], work: Work, context: RoundContext, memory: Tensors, liars: frozenset[int]
+    def _tampered(
+        self, arriving: Iterable[Updates], work: Work, context: RoundContext, memory: Tensors, hostile: frozenset[int]
     ) -> list[Updates]:
-        """All replies in one piece, those of the liars replaced: a liar has seen what the others answer."""
-        aggregator, honest = self.plan.aggregator, list(arriving)
-        if not honest or self.faults.lie is None:
-            return honest
+        """All replies in one piece, those of hostile clients replaced."""
 
         def aggregate(updates: Updates) -> Tensors:
             admitted = self.admission.judge(updates, work, context.roles).read().updates
-            folded = aggregator.fold(None, admitted, context) if admitted.slots else None
-            return aggregator.finish(folded, context, memory)[0]
+            folded = self.plan.aggregator.fold(None, admitted, context) if admitted.slots else None
+            return self.plan.aggregator.finish(folded, context, memory)[0]
 
-        lie, roles = self.faults.lie, self._lied_about
-        return [corrupt(lie, Updates.join(honest), work, liars=liars, roles=roles, aggregate=aggregate)]
+        return self.faults.tamper(list(arriving), work, hostile=hostile, roles=self._sent_roles, aggregate=aggregate)
 
     @cached_property
     def _examples(self) -> list[int]:
@@ -239,9 +232,10 @@ class Server:
         return [sum(held)] if self.plan.method.pooled else held
 
     @cached_property
-    def _lied_about(self) -> dict[str, Role]:
+    def _sent_roles(self) -> dict[str, Role]:
+        """The roles of the tensors that clients send."""
         sent = {*self.plan.names(Placement.SHARED), *self.plan.names(Placement.REPORTED)}
-        return affected_tensors(self.faults.on, {name: role for name, role in self.plan.roles.items() if name in sent})
+        return {name: role for name, role in self.plan.roles.items() if name in sent}
 
     @cached_property
     def _weights(self) -> list[str]:
