@@ -24,9 +24,9 @@ from engines import federation, provenance
 from hardy.attacks.gradient import pgd
 from hardy.core.client import Training
 from hardy.core.server import Cohort
+from hardy.data.capacity import exponential, with_capacity
 from hardy.engines import EngineChoice, lane
 from hardy.models import digits_cnn, tiny_cnn
-from hardy.parts.budgets import exponential, with_capacity
 from hardy.registry import PARTS
 
 

@@ -17,7 +17,7 @@ from hardy.core.admission import Admission
 from hardy.core.client import Training
 from hardy.core.method import Method
 from hardy.core.server import Cohort
-from hardy.data.splits import Affording
+from hardy.data.kinds import Affording
 from hardy.engines import EngineChoice, Network
 from hardy.errors import HardyError, unknown
 from hardy.faults.injection import Faults

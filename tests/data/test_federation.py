@@ -8,9 +8,9 @@ import pytest
 import hardy
 from conftest import federation, fit
 from hardy import papers
-from hardy.data.splits import with_kinds
+from hardy.data.capacity import groups, with_capacity
+from hardy.data.kinds import with_kinds
 from hardy.errors import HardyError
-from hardy.parts.budgets import groups, with_capacity
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from hardy.core.net import Mixture, Net
 from hardy.core.partition import Placement
 from hardy.core.server import Cohort
 from hardy.core.tensors import gather, select
-from hardy.data.splits import with_kinds
+from hardy.data.capacity import exponential, groups, log_normal, steps, with_capacity
+from hardy.data.kinds import with_kinds
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.evaluation.measure import Branches, Deployed
@@ -29,7 +30,6 @@ from hardy.papers.sfat import slack
 from hardy.papers.split_mix import queue
 from hardy.parts.adversarial import adversarial, by_kind
 from hardy.parts.aggregators.base import chain
-from hardy.parts.budgets import exponential, groups, log_normal, steps, with_capacity
 from hardy.parts.norms import batch, dual
 from hardy.parts.objectives import cross_entropy
 from hardy.runs import evaluate as evaluation

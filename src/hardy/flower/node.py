@@ -281,7 +281,7 @@ def _own(chosen: Experiment, own: dict[str, Any]) -> Federation:
         classes = [str(label) for label in range(int(own["classes"]))] if "classes" in own else None
         dataset = array_sources.arrays(*readers.npz_splits(path), classes=classes, name=path.stem)
     else:
-        dataset = sources.load(str(own.get("source", "image_folder")), path)
+        dataset = sources.load_dataset(str(own.get("source", "image_folder")), path)
     return federate(
         dataset,
         blocks(),

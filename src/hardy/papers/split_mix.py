@@ -25,13 +25,13 @@ from torch import nn
 from hardy.attacks.base import Attack
 from hardy.attacks.gradient import pgd
 from hardy.core import random
-from hardy.core.federation import Client
+from hardy.core.federation import Client, affordable
 from hardy.core.layers import BatchNorm
 from hardy.core.messages import Slot
 from hardy.core.method import Method
 from hardy.errors import HardyError
 from hardy.parts.adversarial import adversarial
-from hardy.parts.budgets import Mixed, affordable
+from hardy.parts.budgets import Mixed
 from hardy.parts.norms import Norm, batch, dual
 from hardy.parts.objectives import Objective, cross_entropy
 from hardy.registry import part

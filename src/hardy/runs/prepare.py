@@ -12,11 +12,12 @@ from hardy.data import sources
 from hardy.data.dataset import Dataset
 from hardy.data.shifts import Shift, shifted
 from hardy.core.federation import Federation
-from hardy.data.splits import federate, with_kinds
+from hardy.data.kinds import with_kinds
+from hardy.data.splits import federate
 from hardy.engines import Engine, DeviceData
 from hardy.errors import HardyError, unknown
 from hardy.core.method import Method, Model, Plan
-from hardy.parts.budgets import Capacity, with_capacity
+from hardy.data.capacity import Capacity, with_capacity
 from hardy.registry import find
 from hardy.evaluation.measure import refuse_common, refuse_robustness
 from hardy.attacks.threats import parse
@@ -110,7 +111,7 @@ def federation(experiment: Experiment, dataset: Dataset | None = None, folder: P
         name, options = named(choice.source, "data.source")
         if name == FROM_PYTHON:
             raise HardyError("this run was started from Python with data of its own; pass them to resume or load.")
-        dataset = sources.load(name, sources.data_root(Path(folder) if folder else None), **options)
+        dataset = sources.load_dataset(name, sources.data_root(Path(folder) if folder else None), **options)
     name, options = named(choice.split, "data.split")
     rule = construct(find("split", name), options, "data.split")
     dealt = federate(
