@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
-from hardy.models.blocks import Shape
+from hardy.core.tensors import ImageShape
 
 
 def parameters(model: nn.Module) -> int:
@@ -14,23 +16,16 @@ def parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def macs(model: nn.Module, shape: Shape, tensors: Mapping[str, Sequence[int]] | None = None) -> int:
-    """Multiply-accumulates of convolutions and linear layers in one forward pass of one sample; `tensors` gives the
-    model's other shapes, as in a narrower network."""
+def macs(model: nn.Module, shape: ImageShape, tensors: Mapping[str, Sequence[int]] | None = None) -> int:
+    """Multiply-accumulates of convolutions, linear layers, attention and other matrix products in one forward pass of
+    one sample; `tensors` gives the model's other shapes, as in a narrower network."""
     model = deepcopy(model).to("meta").eval()  # without data: nothing is computed, and the model stays as it is
     for name, size in (tensors or {}).items():
         path, _, own = name.rpartition(".")
         held = getattr(model.get_submodule(path), own)
         held.data = torch.empty(tuple(size), dtype=held.dtype, device="meta")
-    counts: list[int] = []
-
-    def count(module: nn.Module, _: object, output: Tensor) -> None:
-        assert isinstance(module.weight, Tensor)
-        counts.append(output.numel() * module.weight[0].numel())
-
-    for module in model.modules():
-        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear):
-            module.register_forward_hook(count)
+    model.requires_grad_(True)  # nn.MultiheadAttention then makes plain products, which can be counted
     dtype = next((parameter.dtype for parameter in model.parameters()), None)
-    model(torch.empty(1, *shape, dtype=dtype, device="meta"))
-    return sum(counts)
+    with FlopCounterMode(display=False) as counter, torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        model(torch.empty(1, *shape, dtype=dtype, device="meta"))
+    return int(counter.get_total_flops()) // 2
