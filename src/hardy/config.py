@@ -18,7 +18,7 @@ from hardy.core.method import Method
 from hardy.core.protocols import Metric, Optimiser
 from hardy.core.server import Cohort
 from hardy.core.training import Training
-from hardy.data.splits import Affording
+from hardy.data.kinds import Affording
 from hardy.engines.auto import EngineChoice
 from hardy.errors import HardyError, unknown
 from hardy.faults.injection import Faults
