@@ -37,10 +37,10 @@ def inference_statistics(norm: Norm) -> Literal["running", "batch", "recomputed"
     return "recomputed" if norm.serving == "post" else norm.serving
 
 
-def chosen_branch(norm: Norm, asked: str | None) -> str:
+def chosen_branch(norm: Norm, asked: str | None, what: str = "branch") -> str:
     """The branch asked for, which the norm must have; not asked: the one it serves with."""
     if asked is not None and norm.branches is not None and asked not in norm.branches:
-        raise unknown("branch", asked, norm.branches)
+        raise unknown(what, asked, norm.branches)
     return serving_branch(norm) if asked is None else asked
 
 

@@ -10,7 +10,7 @@ import torch
 from hardy import config
 from hardy.attacks.threats import parse
 from hardy.config import FROM_PYTHON, Experiment, construct, convert, named
-from hardy.core.engine import Branches, Measures, RunEngine
+from hardy.core.engine import Measures, RunEngine
 from hardy.core.federation import Federation
 from hardy.core.method import Method, Model, Plan
 from hardy.core.server import Server
@@ -21,7 +21,7 @@ from hardy.data.splits import federate, with_kinds
 from hardy.engines import DeviceData
 from hardy.errors import HardyError
 from hardy.evaluation.measure import LocalMeasure
-from hardy.evaluation.serving import chosen_branches, refuse_common, refuse_robustness
+from hardy.evaluation.serving import chosen_branch, refuse_common, refuse_robustness
 from hardy.parts.budgets import Capacity, with_capacity
 from hardy.registry import find
 from hardy.runs.run import Run, RunTotals
@@ -67,7 +67,8 @@ def prepare(
     )
     server.refuse_impossible(experiment.training)
     choice = experiment.evaluation
-    chosen_branches(plan.method.norm, Branches(attack=choice.attack_branch, predict=choice.predict_branch))
+    for branch in (choice.attack_branch, choice.predict_branch):
+        chosen_branch(plan.method.norm, branch, "branch in evaluation")
     for level in choice.robustness:
         refuse_robustness(level, plan.method.norm)
     if any(parse(threat).attack.common for threat in (*choice.threats, *choice.selecting)):
