@@ -26,7 +26,9 @@ ADVERSARIAL = EvaluationChoice(attack_branch="adversarial", predict_branch="adve
 @pytest.fixture(scope="module")
 def dual():
     """A run whose two branches disagree, judged by the adversarial one."""
-    run = fit(papers.split_mix_dat(width=0.25, attack=pgd(epsilon=0.5, step=0.3, steps=2)), rounds=1, evaluation=ADVERSARIAL)
+    run = fit(
+        papers.split_mix_dat(width=0.25, attack=pgd(epsilon=0.5, step=0.3, steps=2)), rounds=1, evaluation=ADVERSARIAL
+    )
     clean, adversarial = accuracy(run.customise(robustness=0.0), run), accuracy(run.customise(robustness=1.0), run)
     assert clean != adversarial  # else nothing here could fail
     return run
