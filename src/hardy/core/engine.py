@@ -39,6 +39,9 @@ class Question(NamedTuple):
     threat: str = ""
     """the attack they are under, such as "pgd-20"; empty: none"""
 
+    def __str__(self) -> str:
+        return f"{self.part}/{self.threat}" if self.threat else self.part
+
 
 @dataclass(frozen=True, kw_only=True)
 class Branches:

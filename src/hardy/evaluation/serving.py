@@ -25,10 +25,10 @@ from hardy.core.tensors import Tensors
 from hardy.errors import HardyError, unknown
 
 
-def chosen_branch(norm: Norm, asked: str | None) -> str:
+def chosen_branch(norm: Norm, asked: str | None, what: str = "branch") -> str:
     """The branch asked for, which the norm must have; not asked: the one it serves with."""
     if asked is not None and norm.branches is not None and asked not in norm.branches:
-        raise unknown("branch", asked, norm.branches)
+        raise unknown(what, asked, norm.branches)
     return norm.serving_branch if asked is None else asked
 
 

@@ -113,10 +113,11 @@ class Flower:
 
     def measure(self, state: ServerState, asked: Sequence[Question], branches: Branches) -> list[list[float | None]]:
         """The share of its own rows that each client classifies rightly, for each question, as the nodes say."""
+        asked = [Question(part, threat and parse(threat).name) for part, threat in asked]
         shared = wire.pack(self.plan.aggregator.served(state.shared, state.memory))
         settings: dict[str, Any] = {
             "parts": [part for part, _ in asked],
-            "threats": [threat and parse(threat).name for _, threat in asked],
+            "threats": [threat for _, threat in asked],
             **{name: getattr(branches, name) for name in ("attack", "predict") if getattr(branches, name)},
         }
         found: list[list[float | None]] = [[None] * len(self.data.clients) for _ in asked]
@@ -132,8 +133,8 @@ class Flower:
             if said.get("round") != state.round:
                 _LOG.warning("round %d, evaluate: client %d refused: figures of another round", state.round, client)
                 continue
-            for place in range(len(asked)):
-                value = said.get(str(place))
+            for place, question in enumerate(asked):
+                value = said.get(str(question))
                 if isinstance(value, float) and 0 <= value <= 1:
                     found[place][client] = value
         return found

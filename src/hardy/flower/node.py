@@ -151,14 +151,14 @@ class Node:
         )
         said: dict[str, Any] = {"round": round}
         branches = Branches(attack=_word(asked, "attack"), predict=_word(asked, "predict"))
-        for place, (part, threat) in enumerate(zip(asked["parts"], asked["threats"], strict=True)):
+        for part, threat in zip(asked["parts"], asked["threats"], strict=True):
+            question = Question(cast(DataPart, str(part)), str(threat))
             try:
-                question = Question(cast(DataPart, str(part)), str(threat))
                 ((value,),) = LocalMeasure(self.engine).measure(state, [question], branches)
             except HardyError as error:  # what it has said of other questions holds all the same
                 _LOG.warning("client %d, evaluate: %s", self.number, error)
                 continue
-            said |= {} if value is None else {str(place): value}
+            said |= {} if value is None else {str(question): value}
         return RecordDict({"accuracy": MetricRecord(said)})
 
     def _own(self, held: Tensors) -> Tensors:

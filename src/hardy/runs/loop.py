@@ -21,7 +21,7 @@ from hardy.evaluation.metrics import measure_metrics
 from hardy.runs import costs
 from hardy.runs import folder as folders
 from hardy.runs.checkpoint import Checkpoint, save_checkpoint
-from hardy.runs.evaluate import evaluate_run, evaluate_settings, published, write_new_report
+from hardy.runs.evaluate import evaluate_run, evaluate_settings, of_round, published, write_new_report
 from hardy.runs.progress import Progress
 from hardy.runs.run import Run, RunTotals
 
@@ -148,6 +148,7 @@ def _measured(run: Run, asked: list[Question]) -> list[dict[str, Any]]:
 def _measure_finished(run: Run, *, quiet: bool) -> None:
     """What the experiment asks of its last round and is not known yet; the report comes last."""
     choice, folder, plan = run.experiment.evaluation, run.folder, run.engine.plan
+    run.robust = of_round(run.robust, run.state.round)
     _write_summary(run)
     if folder is not None:
         projections.write_projections(folder, run.state.round, norms=projections.norms(plan, run.own))

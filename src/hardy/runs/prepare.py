@@ -11,7 +11,7 @@ import torch
 from hardy import config
 from hardy.attacks.threats import parse
 from hardy.config import FROM_PYTHON, Experiment, construct, convert, named
-from hardy.core.engine import Branches, Measures, RunEngine
+from hardy.core.engine import Measures, RunEngine
 from hardy.core.federation import Federation
 from hardy.core.method import BuildModel, Method, Plan
 from hardy.core.server import PipelinedServer, Server
@@ -24,7 +24,7 @@ from hardy.data.splits import federate
 from hardy.engines import DeviceData
 from hardy.errors import HardyError
 from hardy.evaluation.measure import LocalMeasure
-from hardy.evaluation.serving import chosen_branches, refuse_common, refuse_robustness
+from hardy.evaluation.serving import chosen_branch, refuse_common, refuse_robustness
 from hardy.registry import find
 from hardy.runs.run import Run, RunTotals
 
@@ -76,7 +76,8 @@ def prepare(
     for metric in experiment.evaluation.metrics:
         metric.check(plan.method, server.setting)
     choice = experiment.evaluation
-    chosen_branches(plan.method.norm, Branches(attack=choice.attack_branch, predict=choice.predict_branch))
+    for branch in (choice.attack_branch, choice.predict_branch):
+        chosen_branch(plan.method.norm, branch, "branch in evaluation")
     for level in choice.robustness:
         refuse_robustness(level, plan.method.norm)
     if any(parse(threat).attack.common for threat in (*choice.threats, *choice.selecting)):
