@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hardy.attacks.threats import parse
+from hardy.attacks.threats import parse_threat as parse
 from hardy.core import tensors
 from hardy.core.client import Training
 from hardy.core.federation import Federation

@@ -25,7 +25,7 @@ from hardy.report.pictures import image_grid_png
 from hardy.attacks.base import Attack
 from hardy.evaluation.checks import check
 from hardy.evaluation.measure import Branches, Deployed, Mask, Part, accuracies, summarise, threat_key
-from hardy.attacks.threats import Threat, parse, parse_all
+from hardy.attacks.threats import Threat, parse_threat as parse, parse_threats as parse_all
 from hardy.core.state import disk, versions, write_atomic
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from hardy import config
 from hardy.config import FROM_PYTHON, Experiment, construct, convert, named
 from hardy.data import sources
 from hardy.data.dataset import Dataset
-from hardy.data.shifts import Shift, shifted
+from hardy.data.shifts import Shift, with_shift
 from hardy.core.federation import Federation
 from hardy.data.kinds import with_kinds
 from hardy.data.splits import federate
@@ -20,7 +20,7 @@ from hardy.core.method import Method, Model, Plan
 from hardy.data.capacity import Capacity, with_capacity
 from hardy.registry import find
 from hardy.evaluation.measure import refuse_common, refuse_robustness
-from hardy.attacks.threats import parse
+from hardy.attacks.threats import parse_threat as parse
 from hardy.runs.run import RunTotals, Run
 from hardy.core.server import Server
 
@@ -42,7 +42,7 @@ def prepare(
     if not isinstance(data, Federation):
         data = federation(experiment, data, data_folder)
     elif given and experiment.data.shift is not None:
-        raise HardyError("data.shift cannot shift a federation that is given; use hardy.data.shifts.shifted on it.")
+        raise HardyError("data.shift cannot shift a federation that is given; use hardy.data.shifts.with_shift on it.")
     elif given and experiment.data.capacity is not None:
         raise HardyError("data.capacity cannot be dealt to a federation that is given; use with_capacity on it.")
     if network is None:  # nodes are infiltrated where they are
@@ -126,7 +126,7 @@ def federation(experiment: Experiment, dataset: Dataset | None = None, folder: P
     )
     if choice.shift is not None:
         shift = convert(choice.shift, Shift, "data.shift")
-        dealt = shifted(dealt, shift, seed=experiment.seed, test=choice.shift_test)
+        dealt = with_shift(dealt, shift, seed=experiment.seed, test=choice.shift_test)
     if choice.capacity is not None:
         dealt = with_capacity(dealt, convert(choice.capacity, Capacity, "data.capacity"), experiment.seed)
     return with_kinds(dealt, choice.adversarial)

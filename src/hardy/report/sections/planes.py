@@ -7,7 +7,7 @@ from hardy.report.page import figure, section
 from hardy.report.plots import (
     COLOURS,
     Cloud,
-    scatter,
+    scatter_plot,
 )
 from hardy.report.stored_run import StoredRun
 
@@ -42,13 +42,13 @@ def projections_section(run: StoredRun) -> str:
         note = (
             "A point is a client's mean and variance, by their principal components. Dots: clean, crosses: adversarial."
         )
-        drawn.append(figure(title, scatter(clouds(points, known), title=title), note))
+        drawn.append(figure(title, scatter_plot(clouds(points, known), title=title), note))
     for found in told.get("domains") or []:
         title = f"Representations, {found['domain']} (client {found['client']})"
         if lost := found.get("left_out"):
             left_out.append(f"{title}: {len(lost)} of {len(lost) + len(found['points'])} points")
         points = [(x, y, name, state) for x, y, name, state in found["points"]]
         note = f"Images of some classes before the last layer. Dots: clean, crosses: attacked by {told.get('threat')}."
-        drawn.append(figure(title, scatter(clouds(points, sorted({p[2] for p in points})), title=title), note))
+        drawn.append(figure(title, scatter_plot(clouds(points, sorted({p[2] for p in points})), title=title), note))
     said = f"<p>Left out, since not finite (training diverged): {escape('; '.join(left_out))}.</p>" if left_out else ""
     return section("Norms and representations", drawn, said)
