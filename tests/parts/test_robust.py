@@ -429,6 +429,7 @@ name = "pipeline"
 pre = [{ name = "nearest_neighbour_mixing", f = 3 }]
 rule = { name = "by_role", default = "coordinate_median", norm_var = { name = "krum", f = 2 } }
 """
-    expected = pipeline(pre=(nearest_neighbour_mixing(f=3),), rule=by_role(default=coordinate_median(), norm_var=krum(f=2))
+    expected = pipeline(
+        pre=(nearest_neighbour_mixing(f=3),), rule=by_role(default=coordinate_median(), norm_var=krum(f=2))
     )
     assert config.method(config.parse(text)).aggregator == expected
