@@ -1,0 +1,47 @@
+"""The site: `make docs`. Its root is that of the repository, so that links in the pages work here and on GitHub alike."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import reference
+
+import hardy
+
+reference.write(HERE / "_generated")
+
+project, author, copyright = "Hardy", "The Hardy authors", "The Hardy authors"
+version = release = hardy.__version__
+extensions = ["myst_parser"]
+root_doc = "docs/index"
+include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**", "experiments/**", "benchmarks/**"]
+exclude_patterns = ["docs/_build", "docs/_generated", "docs/*.py", "**/results", "**/peers"]
+source_suffix = {".md": "markdown"}
+nitpicky = True
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+
+html_theme = "furo"
+html_title = f"Hardy {hardy.__version__}"
+html_extra_path = ["front"]
+html_static_path = ["style"]
+html_css_files = ["hardy.css"]
+html_show_sourcelink = False
+html_copy_source = False
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#1b6a72", "color-brand-content": "#1b6a72"},
+    "dark_css_variables": {"color-brand-primary": "#6fc3c9", "color-brand-content": "#6fc3c9"},
+}
+pygments_style, pygments_dark_style = "friendly", "github-dark"
+
+
+def setup(app):
+    """A link to a folder of the repository is a link on GitHub and plain text here."""
+
+    def folder(app, env, node, words):
+        target = HERE.parent / Path(node["refdoc"]).parent / node["reftarget"]
+        return words if target.is_dir() else None
+
+    app.connect("missing-reference", folder)
