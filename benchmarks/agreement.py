@@ -22,7 +22,7 @@ import torch
 import hardy
 from engines import federation, provenance
 from hardy.attacks.gradient import pgd
-from hardy.core.client import Training
+from hardy.core.training import Training
 from hardy.core.server import Cohort
 from hardy.engines import EngineChoice, lane
 from hardy.models import digits_cnn, tiny_cnn

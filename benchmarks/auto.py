@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from hardy.core.client import Training
+from hardy.core.training import Training
 from hardy.config import Experiment
 from hardy.core.federation import Client, Federation
 from hardy.engines import ENGINES, EngineChoice
 from hardy.runs.prepare import prepare
 from hardy.runs.run import Run
-from hardy.core.state import versions
+from hardy.core.files import versions
 
 CORES = len(os.sched_getaffinity(0))
 CLIENTS, IMAGES, WARM_UP = 10, 60, 2

@@ -22,10 +22,11 @@ import torch
 import hardy
 from hardy.attacks.threats import parse
 from hardy.core import client, tensors
-from hardy.core.client import Training
+from hardy.core.training import Training
 from hardy.core.federation import Client, Federation
 from hardy.engines import EngineChoice
-from hardy.evaluation.measure import Branches, Deployed
+from hardy.core.engine import Branches
+from hardy.evaluation.measure import ServedClients
 from hardy.models import digits_cnn, fbn_cnn
 
 CUDA = torch.cuda.is_available()
@@ -139,7 +140,7 @@ def evaluation_times(data) -> dict[str, float]:
         run = prepare(
             lambda norm: digits_cnn(norm=norm), data, engine, Training(batch=32, steps=1), hardy.papers.fedbn()
         )
-        deployed = Deployed(run.engine, run.state, "test", Branches(), None)
+        deployed = ServedClients(run.engine, run.state, "test", Branches(), None)
         everyone = [np.ones(len(rows), dtype=bool) for rows in deployed.rows]
         measure = partial(deployed.attacked, parse("pgd-20").attack, everyone, torch.tensor(0))
         seconds[engine] = milliseconds(measure, 2 if engine == "sequential" else 5, warm=1) / 1e3

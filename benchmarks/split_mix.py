@@ -17,7 +17,7 @@ import hardy
 from engines import federation, provenance
 from hardy import papers
 from hardy.attacks.gradient import pgd
-from hardy.core.client import Training
+from hardy.core.training import Training
 from hardy.engines import EngineChoice
 from hardy.models import digits_cnn
 from hardy.parts.budgets import exponential, with_capacity

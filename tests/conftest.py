@@ -9,7 +9,7 @@ import torch
 import hardy
 from hardy.attacks.gradient import pgd
 from hardy.config import Experiment
-from hardy.core.client import Training
+from hardy.core.training import Training
 from hardy.core.federation import Client, Federation
 from hardy.engines import EngineChoice
 from hardy.models import tiny_cnn

@@ -14,15 +14,16 @@ from hardy import papers
 from hardy.attacks.autoattack import fab
 from hardy.attacks.threats import parse
 from hardy.config import EvaluationChoice
+from hardy.core.engine import Branches
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.evaluation import measure as evaluating
-from hardy.evaluation.measure import Branches, Deployed
+from hardy.evaluation.measure import ServedClients
 from hardy.models import tiny_cnn
 from hardy.papers.fedbn import local
 from hardy.parts.adversarial import adversarial
 from hardy.parts.norms import batch, dual
-from hardy.runs.evaluate import evaluate
+from hardy.runs.api import evaluate
 
 VECTORISED = EngineChoice(name="vectorised", device="cpu", precision="float64")
 
@@ -48,7 +49,7 @@ def test_engines_agree_on_personal_and_shared_networks():
 
 def test_a_common_shift_is_found_on_all_images_at_once(run):
     one = fit(papers.fedavg(), rounds=4)
-    deployed = Deployed(one.engine, one.state, "test", Branches(), None)
+    deployed = ServedClients(one.engine, one.state, "test", Branches(), None)
     shift = parse("affine@0.5,1,common=true,steps=10").attack
     found = np.concatenate(deployed.attacked(shift, deployed.standing(), torch.tensor(0)))
     every = np.concatenate(deployed.rows)
@@ -70,7 +71,7 @@ def test_a_common_shift_is_found_on_all_images_at_once(run):
 def test_a_call_holds_no_more_points_than_it_may(norm, monkeypatch):
     """Of all clients in it, and all classes that an attack aims at; but a client normalised by its batch is not cut."""
     one = fit(papers.fedavg(norm=norm), rounds=1, engine=VECTORISED)
-    deployed = Deployed(one.engine, one.state, "test", Branches(), None)
+    deployed = ServedClients(one.engine, one.state, "test", Branches(), None)
     held, mapped = [], one.engine.map
 
     def counted(function, common, own, x, *rest):
@@ -87,7 +88,7 @@ def test_a_call_holds_no_more_points_than_it_may(norm, monkeypatch):
 
 def test_each_client_is_served_by_its_own_tensors(run):
     """The figure of a client is that of its own network on its own rows, computed by hand."""
-    deployed = Deployed(run.engine, run.state, "test", Branches(), None)
+    deployed = ServedClients(run.engine, run.state, "test", Branches(), None)
     threat = parse("pgd-5@0.1,start=none")
     left = deployed.attacked(threat.attack, deployed.standing(), torch.tensor(0))
     data, plan = run.engine.data, run.engine.plan
@@ -127,7 +128,7 @@ def test_a_stopped_evaluation_goes_on_between_stages(run, monkeypatch):
     whole = evaluate(run, text, checks=False, quiet=True)["robust_accuracy"][text]
     assert list(whole["stages"]) == ["apgd_ce", "apgd_t", "fab_t", "square"]
     (run.folder / "evaluation.json").unlink()
-    honest, calls = Deployed.attacked, []
+    honest, calls = ServedClients.attacked, []
 
     def stop_at_the_third(self, attack, standing, key):
         calls.append(type(attack).__name__)
@@ -135,7 +136,7 @@ def test_a_stopped_evaluation_goes_on_between_stages(run, monkeypatch):
             raise KeyboardInterrupt
         return honest(self, attack, standing, key)
 
-    monkeypatch.setattr(Deployed, "attacked", stop_at_the_third)
+    monkeypatch.setattr(ServedClients, "attacked", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         evaluate(run, text, checks=False, quiet=True)
     assert evaluate(run, text, checks=False, quiet=True)["robust_accuracy"][text] == whole

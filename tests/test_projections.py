@@ -10,11 +10,15 @@ import hardy
 from conftest import federation, fit
 from hardy import papers
 from hardy.attacks.gradient import pgd
-from hardy.evaluation.projections import norms, penultimate, plane, write
+from hardy.evaluation.projections import norms, penultimate, plane, write_projections
 from hardy.report.plots import Cloud, scatter
-from hardy.runs.evaluate import evaluate
+from hardy.runs.api import evaluate
 
 SHORT = pgd(steps=1)
+
+
+def found_norms(run):
+    return norms(run.engine.plan, run.own)
 
 
 def kinds(*given):
@@ -33,13 +37,13 @@ def test_a_plane_keeps_distances_of_what_lies_in_one():
 
 def test_norms_that_nobody_trained_or_nobody_keeps_are_not_drawn():
     run = fit(papers.fedrbn(attack=SHORT), data=kinds("AT", "ST", "AT", "ST"), rounds=1)
-    first, last = norms(run)
+    first, last = found_norms(run)
     assert (first["layer"], last["layer"]) == ("norm1", "norm2")
     everyone = [(client, branch) for branch in ("clean", "adversarial") for client in range(4)]
     assert [tuple(point[2:]) for point in first["points"]] == everyone
     nobody_attacks = fit(papers.fedrbn(), data=kinds("ST", "ST", "ST", "ST"), rounds=1)
-    assert {point[3] for found in norms(nobody_attacks) for point in found["points"]} == {"clean"}
-    assert norms(fit(papers.fedavg(), rounds=1)) == []
+    assert {point[3] for found in found_norms(nobody_attacks) for point in found["points"]} == {"clean"}
+    assert found_norms(fit(papers.fedavg(), rounds=1)) == []
 
 
 def test_pictures_reach_the_report(tmp_path):
@@ -68,7 +72,7 @@ def test_a_client_that_diverged_is_left_out_and_named(tmp_path):
     run.state.reported["norm1.adversarial.var"][1] = torch.inf
     run.engine.store["norm2.weight"][3] = 1e308
     run.engine.store["norm2.bias"][3] = 1e308
-    write(run.folder, norms=norms(run))
+    write_projections(run.folder, run.state.round, norms=found_norms(run))
     evaluate(run, "fgsm", quiet=True, checks=False)
     told = json.loads((run.folder / "projections.json").read_text(), parse_constant=pytest.fail)
     assert told["norms"][0]["left_out"] == [[1, "adversarial"]] and len(told["norms"][0]["points"]) == 7

@@ -6,9 +6,10 @@ import json
 import pytest
 import torch
 
-from hardy.core import state
-from hardy.core.state import Checkpoint, ServerState, load_checkpoint, save_checkpoint
+from hardy.core import files
+from hardy.core.state import ServerState
 from hardy.errors import HardyError
+from hardy.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
 
 def checkpoint(round: int) -> Checkpoint:
@@ -69,7 +70,7 @@ def test_a_full_disk_is_one_clear_error_and_the_last_checkpoint_stays(tmp_path, 
     def full(handle):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(state.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(HardyError, match=r"No space left on device.*hardy resume"):
         save_checkpoint(tmp_path, checkpoint(2))
     monkeypatch.undo()

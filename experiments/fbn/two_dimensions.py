@@ -18,7 +18,7 @@ from hardy.core.messages import Slot, Updates
 from hardy.core.net import Net
 from hardy.papers.fbn import federated
 from hardy.papers.fixbn import fixed
-from hardy.parts.aggregators.base import RoundContext
+from hardy.core.protocols import RoundContext
 from hardy.parts.norms import batch
 
 CLIENTS, POINTS, ROUNDS = 10, 30, 100

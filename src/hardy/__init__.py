@@ -8,14 +8,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from hardy import models, papers, parts
 from hardy.config import Experiment, read
-from hardy.core.client import Training
 from hardy.core.method import Method
-from hardy.core.state import VERSION as __version__
+from hardy.core.training import Training
 from hardy.data.array_sources import arrays
 from hardy.data.splits import federate
 from hardy.errors import HardyError
-from hardy.runs.loop import evaluate, fit, load, resume
+from hardy.runs.api import evaluate, fit, load, resume
 from hardy.runs.run import Run
+from hardy.version import VERSION as __version__
 
 __all__ = [
     "Experiment",

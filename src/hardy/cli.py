@@ -13,16 +13,15 @@ from typing import Any, get_args
 import hardy
 from hardy import config
 from hardy.attacks.threats import PRESETS
-from hardy.core.state import write_atomic
+from hardy.core.engine import DataPart
+from hardy.core.files import write_atomic
 from hardy.data.sources import data_root, describe
-from hardy.deploy.export import export
-from hardy.engines import ENGINES, DeviceData, seconds_per_slot
+from hardy.engines import ENGINES, seconds_per_slot
 from hardy.errors import HardyError
-from hardy.evaluation.measure import Part
 from hardy.registry import PARTS
 from hardy.report.compare import compare, seeds_summary, write_comparison
 from hardy.report.tensorboard import require_tensorboard, write_tensorboard
-from hardy.runs import evaluate as evaluation
+from hardy.runs.evaluate import evaluate_run, evaluate_settings
 from hardy.runs.prepare import prepare
 from hardy.runs.progress import clock
 
@@ -78,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--threats", default="", metavar="A,B", help="such as pgd-20,autoattack (see hardy parts)")
     evaluate.add_argument("--attack-branch", help="statistics the attacks climb on (default: the experiment's)")
     evaluate.add_argument("--predict-branch", help="statistics images are judged with (default: the experiment's)")
-    evaluate.add_argument("--part", choices=get_args(Part), default="test", help="of each client's rows; default test")
+    evaluate.add_argument("--part", choices=get_args(DataPart), default="test", help="of each client's rows; default test")
     evaluate.add_argument("--limit", type=int, metavar="N", help="only the first N of those rows of each client")
     evaluate.add_argument("--epsilons", type=_numbers, default=(), metavar="2,4,8", help="radii in 1/255, for a curve")
     evaluate.add_argument("--best", action="store_true", help="as it was at its best round on validation rows")
@@ -266,7 +265,7 @@ def _table(summary: dict[str, Any]) -> str:
 def _evaluate(options: Any) -> None:
     run = hardy.load(options.folder, data_folder=options.data, best=options.best)
     assert run.folder is not None
-    found = evaluation.evaluate(
+    found = evaluate_run(
         run,
         options.threats,
         attack_branch=options.attack_branch,
@@ -287,7 +286,7 @@ def _evaluate(options: Any) -> None:
     print(f"\n{which} {options.part} rows of each client; written: {run.folder / 'evaluation.json'}")
     if options.settings:
         mixes = "adversarial" in (run.engine.plan.method.norm.branches or ())
-        rows = evaluation.settings(
+        rows = evaluate_settings(
             run,
             robustness=_LEVELS if mixes else (),
             threats=options.threats,
@@ -312,8 +311,8 @@ def _settings_table(rows: Sequence[dict[str, Any]]) -> str:
 
 def _export(options: Any) -> None:
     run = hardy.load(options.folder, data_folder=options.data, best=options.best)
-    manifest = export(run, options.out, width=options.width, robustness=options.robustness, client=options.client)
-    print(f"written: {manifest}\nrun it: hardy.deploy.load({str(manifest)!r})(images)")
+    manifest = run.export(options.out, width=options.width, robustness=options.robustness, client=options.client)
+    print(f"written: {manifest}\nrun it: hardy.deploy.OnnxPredictor({str(manifest)!r})(images)")
 
 
 def _threat_table(threats: dict[str, Any]) -> str:
@@ -350,7 +349,7 @@ def _data(options: Any) -> None:
 def _bench(options: Any) -> None:
     chosen = _read(options)
     run = prepare(replace(chosen, engine=replace(chosen.engine, name="sequential")), data_folder=options.data)
-    device_data: DeviceData = run.engine.device_data
+    device_data = run.needs_local("hardy bench").device_data
     for name, kind in ENGINES.items():
         engine = kind(run.engine.plan, device_data, chosen.training, seed=chosen.seed, lane=chosen.engine.lane)
         best = min(seconds_per_slot(engine, steps=2) for _ in range(4)) / 2

@@ -16,7 +16,7 @@ from hardy.core import random
 from hardy.data.shifts import camera, device, gaussian_affine, seen, shifted
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
-from hardy.runs.evaluate import evaluate
+from hardy.runs.api import evaluate
 
 NOTHING = {"blur": 0.0, "colour": 0.0, "contrast": 0.0, "brightness": 0.0, "gamma": 0.0}
 

@@ -14,8 +14,8 @@ import pytest
 import hardy
 from conftest import assert_close
 from hardy import config
-from hardy.core.state import load_checkpoint
 from hardy.faults.injection import Faults
+from hardy.runs.checkpoint import load_checkpoint
 
 pytest.importorskip("flwr", reason="the flower extra is not installed")
 

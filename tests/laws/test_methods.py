@@ -9,7 +9,7 @@ import torch
 import hardy
 from conftest import assert_close, everything, experiment, federation, fit, net
 from hardy import papers
-from hardy.core.client import Training
+from hardy.core.training import Training
 from hardy.core.messages import Slot
 from hardy.core.partition import Placement, Role
 from hardy.core.server import Cohort

@@ -9,13 +9,14 @@ from torch.nn import functional as F
 from conftest import assert_close, everything, federation, fit, net
 from hardy import papers
 from hardy.attacks.gradient import pgd
-from hardy.core.client import Training
+from hardy.core.training import Training
 from hardy.core.net import Net
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.parts.adversarial import adversarial, by_kind, free, mart, trades
 from hardy.parts.norms import batch, dual
-from hardy.parts.objectives import Batch, cross_entropy, masked_cross_entropy
+from hardy.core.protocols import Batch
+from hardy.parts.objectives import cross_entropy, masked_cross_entropy
 from hardy.registry import PARTS
 
 SPECIAL = {"by_kind": lambda: by_kind(AT=adversarial(), ST=cross_entropy()), "free": lambda: free(batch=4)}

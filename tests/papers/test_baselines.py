@@ -10,7 +10,7 @@ from torch.func import grad
 from conftest import assert_close, everything, fit, net
 from hardy import config, papers
 from hardy.attacks.gradient import pgd
-from hardy.core.client import Training
+from hardy.core.training import Training
 from hardy.core.messages import Slot, Updates
 from hardy.core.net import Net
 from hardy.core.partition import Role
@@ -23,9 +23,11 @@ from hardy.papers.fed_soft_better import soft_better
 from hardy.papers.per_fedavg import halves, meta
 from hardy.papers.scaffold import control_mean
 from hardy.parts.adversarial import adversarial, by_kind, free
-from hardy.parts.aggregators.base import RoundContext, by_role, chain, mean
+from hardy.core.protocols import RoundContext
+from hardy.parts.aggregators.base import by_role, pipeline, mean
 from hardy.parts.norms import dual
-from hardy.parts.objectives import Batch, cross_entropy
+from hardy.core.protocols import Batch
+from hardy.parts.objectives import cross_entropy
 
 VECTORISED = EngineChoice(name="vectorised", device="cpu", precision="float64", lane=3)
 

@@ -23,7 +23,8 @@ from hardy.errors import HardyError
 from hardy.papers.fedbn import local
 from hardy.papers.fedrbn import pnc, propagated
 from hardy.parts.norms import batch, dual, group
-from hardy.parts.objectives import Batch, cross_entropy
+from hardy.core.protocols import Batch
+from hardy.parts.objectives import cross_entropy
 
 VECTORISED = EngineChoice(name="vectorised", device="cpu", precision="float64", lane=3)
 SHORT = pgd(steps=2)

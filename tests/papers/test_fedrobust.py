@@ -12,7 +12,8 @@ from conftest import SHAPE, assert_close, everything, federation, fit, net
 from hardy import config, papers
 from hardy.config import EvaluationChoice
 from hardy.core import tensors
-from hardy.core.client import Training, begin, compute_gradients, move
+from hardy.core.training import Training
+from hardy.core.client import init_client, compute_gradients, apply_gradients
 from hardy.core.net import Net
 from hardy.engines import ENGINES, EngineChoice
 from hardy.errors import HardyError
@@ -21,10 +22,11 @@ from hardy.papers.fedbn import local
 from hardy.papers.fedrobust import Structure, shifted
 from hardy.papers.flra_theory import broken, lipschitz, probe, spectral_norm, wasserstein_bound
 from hardy.parts.norms import absent
-from hardy.parts.objectives import Batch, cross_entropy
+from hardy.core.protocols import Batch
+from hardy.parts.objectives import cross_entropy
 from hardy.report.compare import write_comparison
 from hardy.report.stored_run import read_run
-from hardy.runs.evaluate import evaluate
+from hardy.runs.api import evaluate
 
 STRUCTURES = Structure.__args__
 PLAIN = Training(rate=0.1, batch=4)

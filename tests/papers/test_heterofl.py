@@ -17,7 +17,7 @@ from hardy.errors import HardyError
 from hardy.models import MODELS
 from hardy.models.count import macs
 from hardy.papers.heterofl import cut, held_mean, narrowed
-from hardy.parts.aggregators.base import RoundContext
+from hardy.core.protocols import RoundContext
 from hardy.parts.norms import batch
 
 WIDTHS = (0.25, 0.5, 1.0)

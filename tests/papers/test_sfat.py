@@ -23,7 +23,8 @@ from hardy.faults.injection import Faults
 from hardy.papers.scaffold import control_mean
 from hardy.papers.sfat import sfat, sfat_prox, sfat_scaffold, slack
 from hardy.parts.adversarial import adversarial, mart, trades
-from hardy.parts.aggregators.base import RoundContext, by_role, chain, mean, uniform
+from hardy.core.protocols import RoundContext
+from hardy.parts.aggregators.base import by_role, pipeline, mean, uniform
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments" / "sfat"
 QUICK = adversarial(attack=pgd(steps=1), mix=1.0)

@@ -14,6 +14,7 @@ from hardy import papers
 from hardy.attacks.autoattack import fab
 from hardy.attacks.gradient import pgd
 from hardy.config import DataChoice
+from hardy.core.engine import Branches
 from hardy.core.federation import Client
 from hardy.core.net import Mixture, Net
 from hardy.core.partition import Placement
@@ -22,17 +23,18 @@ from hardy.core.tensors import gather, select
 from hardy.data.splits import with_kinds
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
-from hardy.evaluation.measure import Branches, Deployed
+from hardy.evaluation.measure import ServedClients, order_of_bases, summarise
 from hardy.papers.fedbn import local
 from hardy.papers.fedrbn import propagated
 from hardy.papers.sfat import slack
 from hardy.papers.split_mix import queue
 from hardy.parts.adversarial import adversarial, by_kind
-from hardy.parts.aggregators.base import chain
+from hardy.parts.aggregators.base import pipeline
 from hardy.parts.budgets import exponential, groups, log_normal, steps, with_capacity
 from hardy.parts.norms import batch, dual
 from hardy.parts.objectives import cross_entropy
-from hardy.runs import evaluate as evaluation
+from hardy.runs import api as evaluation
+from hardy.runs.evaluate import evaluate_settings
 
 ROWS = torch.arange(6)
 dat = partial(papers.split_mix_dat, attack=pgd(steps=2))
@@ -123,7 +125,7 @@ def test_a_width_is_the_mean_of_its_first_bases_logits():
     torch.testing.assert_close(run.customise(width=0.7)(x), logits.mean(0))  # two bases fit into 0.7
     y = run.engine.device_data.y["test"]
     right = run.customise(width=0.5)(run.engine.device_data.images("test", torch.arange(len(y)))).argmax(1) == y
-    deployed = Deployed(run.engine, run.state, "test", Branches(), None, width=0.5)
+    deployed = ServedClients(run.engine, run.state, "test", Branches(), None, width=0.5)
     for rows, mask in zip(deployed.rows, deployed.standing(), strict=True):
         assert right[torch.from_numpy(rows)].tolist() == mask.tolist()
 
@@ -149,7 +151,7 @@ def test_the_mixture_is_attacked_as_a_whole():
     """The attack is given the gradient of the deployed mixture, at its robustness."""
     run = fit(dat(width=0.5), rounds=1)
     attack = pgd(epsilon=0.1, steps=3)
-    deployed = Deployed(run.engine, run.state, "test", Branches(robustness=0.4), None)
+    deployed = ServedClients(run.engine, run.state, "test", Branches(robustness=0.4), None)
     found = deployed.attacked(attack, deployed.standing(), torch.tensor(5))
     seen = []
 
@@ -170,7 +172,7 @@ def test_the_mixture_is_attacked_as_a_whole():
 def test_norms_served_by_the_batch_and_measured_afterwards(serving, engine):
     chosen = EngineChoice(name=engine, device="cpu", precision="float64")
     run = fit(papers.split_mix(width=0.5, norm=batch(serving=serving)), rounds=1, engine=chosen)
-    deployed = Deployed(run.engine, run.state, "test", Branches(), None)
+    deployed = ServedClients(run.engine, run.state, "test", Branches(), None)
     standing = deployed.standing()
     client = run.engine.data.clients[1]
     x = run.engine.device_data.images("test", torch.from_numpy(client.test))
@@ -191,7 +193,7 @@ def test_norms_served_by_the_batch_and_measured_afterwards(serving, engine):
 
 def test_served_by_the_batch_an_attack_faces_all_rows_and_the_red_flag_goes_up():
     run = fit(papers.split_mix(width=0.5, norm=batch(serving="batch")), rounds=1)
-    deployed = Deployed(run.engine, run.state, "test", Branches(), None)
+    deployed = ServedClients(run.engine, run.state, "test", Branches(), None)
     standing = deployed.standing()
     left = deployed.attacked(pgd(epsilon=0.0, steps=1), standing, torch.tensor(0))
     assert [m.tolist() for m in left] == [m.tolist() for m in standing]
@@ -208,10 +210,11 @@ def test_served_by_the_batch_an_attack_faces_all_rows_and_the_red_flag_goes_up()
 
 def test_sorted_bases_are_served_best_first():
     run = fit(papers.split_mix(width=0.25, sort=True), data=unlike(), rounds=2)
-    order = evaluation.order(run)
-    alone = [
-        evaluation.accuracies(run.engine, run.state, "validation", width=0.25, order=[base])["mean"] for base in order
-    ]
+    order = order_of_bases(run.engine, run.state)
+    alone = []
+    for base in order:
+        served = ServedClients(run.engine, run.state, "validation", Branches(), width=0.25, order=[base])
+        alone.append(summarise(served.standing(), run.engine.data.clients)["mean"])
     assert sorted(order) == [0, 1, 2, 3] and alone == sorted(alone, reverse=True)
     x = torch.rand(3, 1, 8, 8, dtype=torch.float64)
     torch.testing.assert_close(run.customise(width=0.25)(x), bases(run, 4)[order[0]](x))
@@ -306,7 +309,7 @@ def test_a_run_folder_tells_of_widths_and_costs(tmp_path):
     """Split-Mix trains everything in every domain; HeteroFL only what the domain's richest client holds."""
     data = unlike((0.25, 0.5, 0.25, 0.5))
     run = fit(dat(width=0.25), data=data, out=tmp_path / "mix", rounds=6)
-    table = evaluation.settings(run, robustness=(0.0, 1.0), threats="fgsm")
+    table = evaluate_settings(run, robustness=(0.0, 1.0), threats="fgsm")
     assert [(row["width"], row["robustness"]) for row in table[:3]] == [(0.25, 0.0), (0.25, 1.0), (0.5, 0.0)]
     found = json.loads((tmp_path / "mix" / "settings.json").read_text())
     assert found["trained"] == {"even": 1.0, "odd": 1.0}

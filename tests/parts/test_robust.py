@@ -17,7 +17,8 @@ from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.papers.afl import agnostic
 from hardy.parts.aggregators import columns
-from hardy.parts.aggregators.base import RoundContext, by_role, chain
+from hardy.core.protocols import RoundContext
+from hardy.parts.aggregators.base import by_role, pipeline
 from hardy.parts.aggregators.robust import (
     bulyan,
     centred_clipping,

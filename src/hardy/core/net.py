@@ -11,11 +11,11 @@ from hardy.core.tensors import Tensors
 
 
 class Net:
-    """forward(x, branch, statistics) over the tensors of one slot. Passes in batch mode move `kept` (the statistics),
+    """forward(x, branch, statistics) over the tensors of one slot. Passes in batch mode move `buffers` (the statistics),
     which the step reads off afterwards; the tensors given are never written to."""
 
-    def __init__(self, model: nn.Module, trained: Tensors, kept: Tensors) -> None:
-        self.model, self.kept = model, kept
+    def __init__(self, model: nn.Module, trained: Tensors, buffers: Tensors) -> None:
+        self.model, self.buffers = model, buffers
         self.trained = trained
 
     @property
@@ -41,11 +41,11 @@ class Net:
         """The logits of several passes of as many images each, one after the other for the norms, but with every layer
         run once for all: weights are read, and their gradients written, once."""
         images, calls = zip(*passes, strict=True)
-        state = {**self._read, **self.kept}
+        state = {**self._read, **self.buffers}
         with passing(*calls):
             logits: Tensor = functional_call(self.model, state, (images[0] if len(images) == 1 else torch.cat(images),))
         if any(call.statistics == "batch" for call in calls):
-            self.kept = {name: state[name] for name in self.kept}
+            self.buffers = {name: state[name] for name in self.buffers}
         logits = logits.to(images[0].dtype)
         return [logits] if len(calls) == 1 else list(logits.chunk(len(calls)))
 
@@ -63,12 +63,14 @@ def _rounded(model: nn.Module, trained: Tensors) -> Tensors:
 class Mixture:
     """Networks that answer together: the mean of their logits. It is called like one Net, in inference only.
 
-    With statistics "images" the images of a call are normalised by each other.
+    With statistics "images" the images of a call are normalised by each other. A call that names no branch takes the
+    mixture's.
     """
 
-    def __init__(self, nets: Sequence[Net], statistics: UseStatistics = "running") -> None:
-        self.nets, self.statistics = list(nets), statistics
+    def __init__(self, nets: Sequence[Net], statistics: UseStatistics = "running", branch: str = "clean") -> None:
+        self.nets, self.statistics, self.branch = list(nets), statistics, branch
 
-    def __call__(self, x: Tensor, *, branch: str = "clean", robustness: float | Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, *, branch: str | None = None, robustness: float | Tensor | None = None) -> Tensor:
+        branch = branch or self.branch
         answers = [net(x, branch=branch, statistics=self.statistics, robustness=robustness) for net in self.nets]
         return answers[0] if len(answers) == 1 else torch.stack(answers).mean(0)

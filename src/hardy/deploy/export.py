@@ -1,65 +1,73 @@
-"""Export: a trained network as ONNX, one file a base, with robustness as an input at run time.
+"""Export: a trained network as ONNX, a file for each base, with robustness as an input at run time.
 
 Beside the files lies a manifest (JSON): input size, classes, files with their checksums, and what each setting of width
-and robustness costs and scores. `hardy.deploy` runs it without torch.
+and robustness costs and scores. `hardy.deploy.OnnxPredictor` runs it without torch.
 """
 
 import hashlib
 import json
 import warnings
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hardy.core.files import disk, versions, write_atomic
 from hardy.core.layers import calling
-from hardy.core.net import Net
-from hardy.core.state import disk, versions, write_atomic
 from hardy.deploy.onnx_runtime import FORMAT
+from hardy.deploy.predictor import Predictor
 from hardy.errors import HardyError
-
-if TYPE_CHECKING:
-    from hardy.runs.run import Run
 
 _OPSET = 18
 
 
 def export(
-    run: "Run", out: Path | str, *, width: float = 1.0, robustness: float | None = None, client: int | None = None
+    predictor: Predictor,
+    out: Path | str,
+    *,
+    name: str,
+    round: int,
+    classes: Sequence[str],
+    settings: Sequence[dict[str, Any]] = (),
 ) -> Path:
-    """Writes the bases that a width needs as NAME.base1.onnx, ... and the manifest NAME.json, for `out` = NAME.onnx;
-    robustness (λ) becomes the manifest's default. Where clients have networks of their own, it is one client's."""
-    _require_onnx()
-    plan, data, out = run.engine.plan, run.engine.data, Path(out)
-    if plan.method.norm.serving == "batch":
+    """Writes the bases of a predictor as NAME.base1.onnx, ... and the manifest NAME.json, for `out` = NAME.onnx.
+
+    Its width is the widest that the files serve. Its robustness (λ) is the manifest's default, and without one what its
+    branch stands for: 0 for clean, 1 for adversarial. `settings` are what widths and robustness cost and score.
+    """
+    require_onnx()
+    plan, out, width = predictor.plan, Path(out), predictor.width
+    if predictor.statistics == "images":
         raise HardyError(
             "norm serving is 'batch': such a network needs its neighbours; export one with running or post."
         )
     mixes = "adversarial" in (plan.method.norm.branches or ())
-    branch = run.experiment.evaluation.predict_branch
-    predictor = run.customise(width=width, robustness=robustness, client=client)
+    level = predictor.robustness if predictor.robustness is not None else float(predictor.branch == "adversarial")
     files = []
     with disk(f"the export {out}"):
         out.parent.mkdir(parents=True, exist_ok=True)
-    for number, net in enumerate(predictor.mixture.nets, 1):
+    for number, base in enumerate(predictor.bases, 1):
         path = out.with_name(f"{out.stem}.base{number}.onnx")
-        _write(_Deployable(net, branch), path, data.shape, mixes=mixes)
+        _write(_OneBase(base, predictor.branch), path, predictor.shape, mixes=mixes)
         files.append({"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
+    several = plan.method.budget.bases > 1
     manifest = {
         "format": FORMAT,
-        "name": run.experiment.name,
+        "name": name,
         "method": plan.method.name,
-        "round": run.state.round,
-        "input": list(data.shape),
-        "classes": list(data.classes),
+        "round": round,
+        "input": list(predictor.shape),
+        "classes": list(classes),
         "bases": files,
-        "widths": plan.method.budget.widths[: len(files)] if plan.method.budget.bases > 1 else [width],
+        "widths": plan.method.budget.widths[: len(files)] if several else [width],
         "widest": width,
-        "robustness": (0.0 if robustness is None else robustness) if mixes else None,
-        "client": client,
-        "settings": _settings(run, width, len(files)),
+        "branch": predictor.branch,
+        "robustness": level if mixes else None,
+        "client": predictor.client,
+        "settings": [row for row in settings if row["width"] == width or (several and row["width"] <= width)],
         "versions": versions(),
     }
     path = out.with_suffix(".json")
@@ -67,19 +75,7 @@ def export(
     return path
 
 
-def _settings(run: "Run", width: float, bases: int) -> list[dict[str, Any]]:
-    """What is known of the settings that the files can serve."""
-    from hardy.runs.evaluate import settings
-
-    known: list[dict[str, Any]] = []
-    if run.folder is not None and (run.folder / "settings.json").exists():
-        found = json.loads((run.folder / "settings.json").read_text("utf-8"))
-        known = found["settings"] if found["round"] == run.state.round else []
-    known = known or settings(run)
-    return [row for row in known if row["width"] == width or (bases > 1 and row["width"] <= width)]
-
-
-def _require_onnx() -> None:
+def require_onnx() -> None:
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
@@ -87,20 +83,16 @@ def _require_onnx() -> None:
         raise HardyError("export needs onnx and onnxscript: pip install 'hardy-fl[export]'.") from error
 
 
-class _Deployable(nn.Module):
-    """A base as a plain module: (images, robustness) -> logits."""
+class _OneBase(nn.Module):
+    """A base as ONNX has it: (images, robustness) -> logits."""
 
-    def __init__(self, net: Net, branch: str) -> None:
+    def __init__(self, base: nn.Module, branch: str) -> None:
         super().__init__()
-        self.model, self.branch = deepcopy(net.model).cpu(), branch
-        for name, value in {**net.trained, **net.kept}.items():
-            path, _, own = name.rpartition(".")
-            getattr(self.model.get_submodule(path), own).data = value.detach().cpu().clone()
-        self.float()
+        self.base, self.branch = deepcopy(base).cpu().float(), branch
 
     def forward(self, images: Tensor, robustness: Tensor | None = None) -> Tensor:
         with calling(branch=self.branch, statistics="running", key=None, robustness=robustness):
-            logits: Tensor = self.model(images)
+            logits: Tensor = self.base(images)
         return logits
 
 

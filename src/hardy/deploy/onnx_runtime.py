@@ -18,10 +18,10 @@ from hardy.errors import HardyError
 FORMAT = 1
 
 
-class Deployed:
-    """deployed(images) gives the logits of images in [0, 1], [N, C, H, W]; `customise` changes width and robustness.
+class OnnxPredictor:
+    """predictor(images) gives the logits of images in [0, 1], [N, C, H, W]; `customise` changes width and robustness.
 
-    Only the bases that the width needs are loaded.
+    It reads a manifest, or the .onnx name it was exported under. Only the bases that the width needs are loaded.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Deployed:
         self.robustness: float | None = self.manifest["robustness"]
         self.customise(width=self.manifest["widest"] if width is None else width, robustness=robustness)
 
-    def customise(self, *, width: float | None = None, robustness: float | None = None) -> "Deployed":
+    def customise(self, *, width: float | None = None, robustness: float | None = None) -> "OnnxPredictor":
         """Changes width, robustness (λ) or both; loads or frees only the bases it needs."""
         if width is not None:
             widths: list[float] = self.manifest["widths"]
@@ -97,11 +97,3 @@ class Deployed:
         except ImportError as error:
             raise HardyError("running an export needs onnxruntime: pip install 'hardy-fl[export]'.") from error
         return onnxruntime.InferenceSession(content, providers=self.providers)
-
-
-def load(manifest: Path | str, **options: Any) -> Deployed:
-    """The exported network of a manifest, or of the .onnx name it was exported under."""
-    return Deployed(manifest, **options)
-
-
-__all__ = ["Deployed", "load"]

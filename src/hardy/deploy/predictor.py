@@ -1,153 +1,142 @@
 """A trained network whose width and robustness are chosen in place (Split-Mix, Algorithm 1, line 11, and Eq. 2)."""
 
 import time
+from collections.abc import Callable, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hardy.core import tensors
+from hardy.core.federation import Federation
+from hardy.core.layers import calling
 from hardy.core.method import Plan
-from hardy.core.net import Mixture, Net
 from hardy.core.tensors import Tensors
-from hardy.deploy.personalise import estimated
 from hardy.errors import HardyError
-from hardy.evaluation.measure import networks, refuse_robustness
+from hardy.evaluation import serving
 from hardy.models.count import macs
-from hardy.runs.evaluate import order
-
-if TYPE_CHECKING:
-    from hardy.runs.run import Run
 
 
-class Predictor:
+class Predictor(nn.Module):
     """predictor(x) gives the logits of images in [0, 1], [N, C, H, W]; `customise` changes width and robustness.
 
-    The bases lie in the host's memory; only those that the width needs are on the device, where each comes in one copy.
+    An ordinary module of the bases that serve the width: parameters, state_dict, .to() and gradients are theirs. Those
+    that the width does not need wait in the host's memory. Training mode and eval mode are alike.
     """
 
-    def __init__(self, run: "Run", *, width: float, robustness: float | None, client: int | None) -> None:
-        common, own = networks(run.engine, run.state, order(run))
-        norm = run.engine.plan.method.norm
-        clients = len(run.engine.data.clients)
-        if (own or norm.serving == "post") and client is None:
+    def __init__(
+        self,
+        plan: Plan,
+        data: Federation,
+        shared: Tensors,
+        own: Tensors,
+        *,
+        client: int | None = None,
+        width: float = 1.0,
+        robustness: float | None = None,
+        branch: str | None = None,
+        order: Sequence[int] | None = None,
+        device: torch.device | str = "cpu",
+        images: Callable[[int], Tensor] | None = None,
+    ) -> None:
+        """`shared` are the server's tensors, [B, ...], and `own` the clients', [C, B, ...]. Without a robustness the
+        statistics of `branch` serve, by default the norm's. `images` gives a client's training images, for a norm that
+        recomputes statistics."""
+        super().__init__()
+        norm, names = plan.method.norm, serving.model_names(plan)
+        own = {name: own[name] for name in names if name in own}
+        recomputes = serving.inference_statistics(norm) == "recomputed"
+        if (own or recomputes) and client is None:
             raise HardyError(
-                f"norm {type(norm).__name__!r} gives every client a network of its own; choose one of the {clients} "
-                "(client = 0), or take run.network_for_new_client for somebody who has none."
+                f"norm {type(norm).__name__!r} gives every client a network of its own; choose one of the "
+                f"{len(data.clients)} (client = 0), or take run.network_for_new_client for somebody who has none."
             )
-        if client is not None and not 0 <= client < clients:
-            raise HardyError(f"client {client} is not there; it must be in [0, {clients - 1}].")
-        self.run, self.client, self.device = run, client, run.engine.device
-        held = {**common, **tensors.gather(own, client or 0)}
-        self.stored = tensors.apply(Tensor.cpu, held)
-        self.loaded: list[Tensors] = []
-        """the networks on the device, in the order in which they are mixed; those that leave it must not be used"""
-        self._bases: dict[float, list[_Base]] = {}
-        for known in run.engine.plan.method.budget.widths:
+        if client is not None and not 0 <= client < len(data.clients):
+            raise HardyError(f"client {client} is not there; it must be in [0, {len(data.clients) - 1}].")
+        at = client or 0
+        self.plan, self.shape, self.client = plan, data.shape, client
+        self.branch, self.statistics = serving.chosen_branch(norm, branch), serving.call_statistics(norm)
+        self._shared = tensors.apply(Tensor.cpu, {name: shared[name] for name in names if name in shared})
+        self._own = tensors.apply(lambda t: t[at : at + 1].cpu(), own)
+        self._order, self._images = order, (lambda: [images(at)]) if images is not None else None
+        self._known: dict[float, list[nn.Module]] = {}
+        for known in plan.method.budget.widths:  # so that a change of width copies and builds nothing
             self._serve(known)
-        self._here: list[_Base] = []
+        self.bases = nn.ModuleList(module.to(device) for module in self._serve(width))
         self.width, self.robustness = width, robustness
-        self.customise(width=width, robustness=robustness)
+        self.customise(robustness=robustness)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            return self.mixture(x.to(self.device, self.run.engine.dtype), robustness=self.robustness)
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(self.device, self.dtype)
+        with calling(branch=self.branch, statistics=self.statistics, key=None, robustness=self.robustness):
+            answers: list[Tensor] = [base(x) for base in self.bases]
+        return answers[0] if len(answers) == 1 else torch.stack(answers).mean(0)
 
     def customise(self, *, width: float | None = None, robustness: float | None = None) -> "Predictor":
-        """Changes width, robustness (λ) or both; what is not given stays. Loads or frees only the bases it needs."""
-        norm = self.run.engine.plan.method.norm
-        refuse_robustness(robustness, norm)
+        """Changes width, robustness (λ) or both; what is not given stays. Only the bases that it needs are on the
+        device."""
+        serving.refuse_robustness(robustness, self.plan.method.norm)
         if width is not None:
-            before, self._here = self._here, self._serve(width)
+            device, dtype, before = self.device, self.dtype, list(self.bases)
+            after = self._serve(width)
             for base in before:
-                if base not in self._here:
-                    base.free()
-            for base in self._here:
+                if base not in after:
+                    base.cpu()
+            for base in after:
                 if base not in before:
-                    base.load()
-            self.loaded = [base.held for base in self._here]
-            nets = [base.net for base in self._here]
-            self.mixture = Mixture(nets, statistics="images" if norm.serving == "batch" else "running")
-            self.width = width
+                    base.to(device, dtype)
+            self.bases, self.width = nn.ModuleList(after), width
         if robustness is not None:
             self.robustness = robustness
         return self
 
-    def _serve(self, width: float) -> "list[_Base]":
-        if width not in self._bases:
-            bases = self.run.engine.plan.method.budget.serve(self.stored, width)
-            widest = max(self._bases.values(), key=len, default=[])
-            # bases of one size are the same ones at every width
-            shared = [have for have, want in zip(widest, bases, strict=False) if _size(have.held) == _size(want)]
-            plan, new = self.run.engine.plan, map(self._finished, bases[len(shared) :])
-            self._bases[width] = [*shared, *(_Base(plan, base, self.device) for base in new)]
-        return self._bases[width]
-
-    def _finished(self, base: Tensors) -> Tensors:
-        """With the statistics that the client's images have, where these are measured after training."""
-        engine, client = self.run.engine, self.client
-        if engine.plan.method.norm.serving != "post" or client is None:
-            return base
-        rows = torch.from_numpy(engine.data.clients[client].train).to(self.device)
-        return estimated(engine.plan.model, engine.cast(base), engine.device_data.images("train", rows))
+    def _serve(self, width: float) -> list[nn.Module]:
+        """The bases of a width; those of one size are the same ones at every width."""
+        if width not in self._known:
+            served = serving.serve(
+                self.plan, self._shared, self._own, width=width, order=self._order, images=self._images
+            ).bases(0)
+            widest = max(self._known.values(), key=len, default=[])
+            pairs = zip(widest, served, strict=False)
+            same = [have for have, want in pairs if tensors.shapes(self._held(have)) == tensors.shapes(want)]
+            new = [serving.base_module(self.plan, held) for held in served[len(same) :]]
+            self._known[width] = [*same, *new]
+        return self._known[width]
 
     def costs(self) -> dict[str, Any]:
         """What this setting takes: bases, multiply-accumulates an image, parameters, and bytes of its tensors."""
-        plan, shape = self.run.engine.plan, self.run.engine.data.shape
-        trained = [tensors.select(base, plan.trained) for base in self.loaded]
+        held = [self._held(base) for base in self.bases]
         return {
             "width": self.width,
             "robustness": self.robustness,
-            "bases": len(self.loaded),
-            "macs": sum(macs(plan.model, shape, tensors.shapes(base)) for base in self.loaded),
-            "parameters": sum(value.numel() for base in trained for value in base.values()),
-            "bytes": sum(map(tensors.count_bytes, self.loaded)),
+            "bases": len(held),
+            "macs": sum(macs(self.plan.model, self.shape, tensors.shapes(base)) for base in held),
+            "parameters": sum(value.numel() for value in self.parameters()),
+            "bytes": sum(map(tensors.count_bytes, held)),
         }
 
     def latency(self, images: int = 1, repeats: int = 20) -> float:
         """Seconds this setting takes for so many images here, the median of some calls."""
-        x = torch.rand(images, *self.run.engine.data.shape, device=self.device)
-        seconds = []
+        x, seconds = torch.rand(images, *self.shape, device=self.device), []
         for _ in range(repeats + 1):
             began = time.perf_counter()
-            self(x)
+            with torch.no_grad():
+                self(x)
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             seconds.append(time.perf_counter() - began)
         return median(seconds[1:])
 
-
-class _Base:
-    """A base whose tensors lie side by side: in the host's memory, and on the device while it is loaded.
-
-    Its tensors and its net are made once. Freeing takes the memory from under them, and loading gives it back, filled
-    by one copy: what makes dozens of views at every change takes longer than the copy.
-    """
-
-    def __init__(self, plan: Plan, base: Tensors, device: torch.device) -> None:
-        rows = tensors.apply(lambda t: t[None], base)
-        flat = tensors.flatten(rows, next(iter(rows.values()))).cpu()
-        self.host = flat.pin_memory() if device.type == "cuda" else flat
-        self.there = _room(self.host, device)
-        self.held = tensors.gather(tensors.unflatten(self.there, rows), 0)
-        self.net = Net(plan.model, tensors.select(self.held, plan.trained), tensors.select(self.held, plan.kept))
-        self.free()
-
-    def load(self) -> None:
-        if self.there is not self.host:
-            self.there.untyped_storage().resize_(self.host.untyped_storage().nbytes())
-            self.there.copy_(self.host, non_blocking=True)
-
-    def free(self) -> None:
-        if self.there is not self.host:
-            self.there.untyped_storage().resize_(0)
-
-
-def _room(host: Tensor, device: torch.device) -> Tensor:
-    """A place for these values on a device; a CPU has them already."""
-    return host if device.type == "cpu" else torch.empty_like(host, device=device)
-
-
-def _size(base: Tensors) -> int:
-    return sum(value.numel() for value in base.values())
+    def _held(self, base: nn.Module) -> Tensors:
+        """The tensors of a base, without the constants of the model."""
+        state = base.state_dict()
+        return {name: state[name] for name in serving.model_names(self.plan)}

@@ -1,15 +1,13 @@
-"""Accuracy of every client's network as it is deployed, on images as they are and under attack.
+"""Accuracy of every client's network as it is served, on images as they are and under attack.
 
-A client is served by the shared tensors with its own, of as many bases as the width asks for. An attack sees exactly
-that network, with the statistics of the `attack` branch; images, attacked or not, are judged with those of the
-`predict` branch: who classifies an image does not know whether it was attacked. With a robustness λ, both take the mix
-of the branches.
+An attack sees exactly the network that serves a client (hardy.evaluation.serving), with the statistics of the `attack`
+branch; images, attacked or not, are judged with those of the `predict` branch: who classifies an image does not know
+whether it was attacked. With a robustness λ, both take the mix of the branches.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,20 +15,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hardy.attacks.gradient import Attack, Forward
-from hardy.attacks.threats import Threat
+from hardy.attacks.threats import Threat, parse
 from hardy.core import random, tensors
+from hardy.core.engine import Branches, Part, Question
 from hardy.core.federation import Client, Rows
-from hardy.core.method import Plan
-from hardy.core.net import Mixture, Net
-from hardy.core.partition import Placement, Role
+from hardy.core.net import Mixture
 from hardy.core.state import ServerState
 from hardy.core.tensors import Tensors
-from hardy.deploy.personalise import estimated
 from hardy.engines.base import Engine
-from hardy.errors import HardyError, unknown
-from hardy.parts.norms import Norm
+from hardy.errors import HardyError
+from hardy.evaluation import serving
 
-Part = Literal["train", "validation", "test"]
 Mask = NDArray[np.bool_]
 Judge = Callable[[Mixture, Tensor, Tensor, Tensor], Tensor]
 """(network, images, labels, key) -> which images are classified rightly"""
@@ -38,18 +33,8 @@ _POINTS = 2048
 """images in one call"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Branches:
-    """Which statistics an attack climbs on, and which images are judged with."""
-
-    attack: str = "clean"
-    predict: str = "clean"
-    robustness: float | None = None
-    """λ: both take (1 − λ) of the clean branch and λ of the adversarial one at every layer"""
-
-
-class Deployed:
-    """The networks of a run, one a client, ready to be asked about rows of its part of the data."""
+class ServedClients:
+    """The networks that serve the clients of an engine, ready to be asked about rows of a part of their data."""
 
     def __init__(
         self,
@@ -57,58 +42,28 @@ class Deployed:
         state: ServerState,
         part: Part,
         branches: Branches,
-        limit: int | None,
+        limit: int | None = None,
         *,
         width: float = 1.0,
         order: Sequence[int] | None = None,
     ) -> None:
-        plan, norm = engine.plan, engine.plan.method.norm
-        known = norm.branches
-        for branch in (branches.attack, branches.predict):
-            if known is not None and branch not in known:
-                raise unknown("branch", branch, known)
-        refuse_robustness(branches.robustness, norm)
-        self.engine, self.branches = engine, branches
+        self.engine = engine
+        self.attack, self.predict = serving.chosen_branches(engine.plan.method.norm, branches)
+        self.robustness = branches.robustness
         self.images = "test" if part == "test" else "train"
-        common, own = networks(engine, state, order)
-        served = plan.method.budget.serve({**common, **tensors.gather(own, 0)}, width)
-        self.common = [tensors.select(base, common) for base in served]
-        """the tensors all clients have in common, a base each"""
-        self.own: list[Tensors] = [{} for _ in served]
-        """those of each client, [C, ...]"""
-        if own:
-            serve = partial(plan.method.budget.serve, width=width)
-            self.own = torch.vmap(lambda own: [tensors.select(b, own) for b in serve({**common, **own})])(own)
-        self.together = norm.serving == "batch"
+        own = {**state.reported, **engine.store}
+        self.served = serving.serve(
+            engine.plan, state.shared, own, width=width, order=order, images=partial(_everybodys_images, engine)
+        )
+        self.common, self.own = self.served.common, self.served.own
+        self.together = serving.inference_statistics(engine.plan.method.norm) == "batch"
         """whether a client's rows are normalised by each other"""
-        if norm.serving == "post":
-            self._measure()
         self.rows = [getattr(client, part)[:limit] for client in engine.data.clients]
 
-    @property
-    def alike(self) -> bool:
-        """Whether all clients have the same network."""
-        return not any(self.own)
-
     def network(self, common: Sequence[Tensors], own: Sequence[Tensors]) -> Mixture:
-        """A client's network as deployed."""
-        plan, nets = self.engine.plan, []
-        for base, mine in zip(common, own, strict=True):
-            held = {**base, **mine}
-            nets.append(Net(plan.model, tensors.select(held, plan.trained), tensors.select(held, plan.kept)))
-        return Mixture(nets, statistics="images" if self.together else "running")
-
-    def _measure(self) -> None:
-        """Every client's own statistics, as its training rows have them."""
-        engine, plan = self.engine, self.engine.plan
-        statistics = [n for n in plan.kept if plan.roles[n] in (Role.NORM_MEAN, Role.NORM_VAR)]
-        for common, own in zip(self.common, self.own, strict=True):
-            measured = []
-            for number, client in enumerate(engine.data.clients):
-                x = engine.device_data.images("train", torch.from_numpy(client.train).to(engine.device))
-                found = estimated(plan.model, {**common, **tensors.gather(own, number)}, x)
-                measured.append(tensors.select(found, statistics))
-            own |= tensors.stack(measured)
+        """The network of one client's tensors, a base each."""
+        bases = [{**base, **mine} for base, mine in zip(common, own, strict=True)]
+        return serving.mixture(self.engine.plan, bases)
 
     def ask(
         self,
@@ -124,10 +79,10 @@ class Deployed:
         and only those; and `common`: those of all clients."""
         joint = joint or self.together
         if common:
-            refuse_common(self.engine.plan)
+            serving.refuse_common(self.engine.plan)
         if self.together and 1 in map(len, rows):
             raise HardyError("norm serving is 'batch', but a client has 1 row, which has no statistics; it needs 2.")
-        if common or (self.alike and not joint):  # clients that differ in nothing are one: their rows run together
+        if common or (self.served.alike and not joint):  # clients that differ in nothing are one: rows run together
             every = np.concatenate(rows)
             merged = self._table([every], [0], judge, key, points, whole=joint)[0]
             return np.split(merged, np.cumsum([len(r) for r in rows])[:-1])
@@ -185,10 +140,10 @@ class Deployed:
         return [table[i, : len(r)] for i, r in enumerate(rows)]
 
     def predicting(self, net: Mixture) -> Forward:
-        return partial(net, branch=self.branches.predict, robustness=self.branches.robustness)
+        return partial(net, branch=self.predict, robustness=self.robustness)
 
     def attacking(self, net: Mixture) -> Forward:
-        return partial(net, branch=self.branches.attack, robustness=self.branches.robustness)
+        return partial(net, branch=self.attack, robustness=self.robustness)
 
     def standing(self) -> list[Mask]:
         """Which rows are classified rightly when nobody attacks."""
@@ -218,51 +173,66 @@ class Deployed:
         return left
 
 
-def networks(engine: Engine, state: ServerState, order: Sequence[int] | None = None) -> tuple[Tensors, Tensors]:
-    """The tensors of all bases' networks, in this order of the bases: shared [B, ...], clients' own [C, B, ...]."""
-    bases = slice(None) if order is None else torch.tensor(order, device=engine.device)
-    # in the order of the tags, that of the layers: a checkpoint gives them back in another
-    names = [name for name in engine.plan.tags if name in engine.plan.model_names]
-    own = {**state.reported, **engine.store}
-    common = {n: state.shared[n][bases] for n in names if n in state.shared}
-    return common, {n: own[n][:, bases] for n in names if n in own}
+def training_images(engine: Engine, client: int) -> Tensor:
+    """A client's training images."""
+    rows = torch.from_numpy(engine.data.clients[client].train).to(engine.device)
+    return engine.device_data.images("train", rows)
 
 
-def refuse_robustness(robustness: float | None, norm: Norm) -> None:
-    if robustness is None:
-        return
-    if norm.branches is not None and "adversarial" not in norm.branches:
-        raise HardyError(
-            f"robustness {robustness} cannot be chosen: norm {type(norm).__name__!r} keeps no adversarial branch. "
-            "Train with norm dual, as split_mix_dat does."
-        )
-    if not 0 <= robustness <= 1:
-        raise HardyError(f"robustness is {robustness}; it must be in [0, 1], from the clean to the adversarial branch.")
-
-
-def refuse_common(plan: Plan) -> None:
-    """A shift for the images of all clients needs a network for all of them."""
-    own = [name for name in plan.model_names if plan.placement[name] is not Placement.SHARED]
-    if own or plan.method.norm.serving != "running":
-        raise HardyError(
-            f"a threat with common=true needs one network for all clients; with method {plan.method.name!r} each has "
-            "its own norms or weights. Leave common out: then every client meets its own shift."
-        )
+def _everybodys_images(engine: Engine) -> Iterator[Tensor]:
+    return (training_images(engine, client) for client in range(len(engine.data.clients)))
 
 
 def threat_key(seed: int, threat: Threat, stage: str) -> Tensor:
     return random.fold(torch.tensor(seed), "evaluate", threat.name, stage)
 
 
-def accuracies(engine: Engine, state: ServerState, part: Part, branch: str = "clean", **setting: Any) -> dict[str, Any]:
-    """Standard accuracy of all clients on their own rows."""
-    deployed = Deployed(engine, state, part, Branches(predict=branch), None, **setting)
-    return summarise(deployed.standing(), engine.data.clients)
+class LocalMeasure:
+    """Measures the clients of an engine of this machine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def measure(self, state: ServerState, asked: Sequence[Question], branches: Branches) -> list[list[float | None]]:
+        """A figure of each client for each question; None: it has no such rows."""
+        served: dict[Part, ServedClients] = {}
+        found: dict[Question, list[Mask]] = {}
+        for part, threat in asked:
+            if part not in served:
+                served[part] = ServedClients(self.engine, state, part, branches)
+                found[Question(part)] = served[part].standing()
+            if threat:
+                found[Question(part, threat)] = self._under(served[part], parse(threat), found[Question(part)])
+        return [shares(found[question]) for question in asked]
+
+    def _under(self, served: ServedClients, threat: Threat, standing: list[Mask]) -> list[Mask]:
+        for name, attack in threat.attack.stages():
+            standing = served.attacked(attack, standing, threat_key(self.engine.seed, threat, name))
+        return standing
+
+
+def order_of_bases(engine: Engine, state: ServerState, branch: str | None = None) -> list[int] | None:
+    """The bases by their validation accuracy, the best first, where the budget asks for it (Algorithm 1, line 9)."""
+    budget = engine.plan.method.budget
+    if not budget.sorted:
+        return None
+    alone = []
+    for base in range(budget.bases):
+        served = ServedClients(
+            engine, state, "validation", Branches(predict=branch), width=budget.widths[0], order=[base]
+        )
+        alone.append(summarise(served.standing(), engine.data.clients)["mean"] or 0.0)
+    return sorted(range(budget.bases), key=lambda base: -alone[base])
+
+
+def shares(hits: Sequence[Mask]) -> list[float | None]:
+    """The share of each client's rows; None: it has none."""
+    return [float(mask.mean()) if len(mask) else None for mask in hits]
 
 
 def summarise(hits: Sequence[Mask], clients: Sequence[Client]) -> dict[str, Any]:
     """Mean over clients, worst client, mean by domain; clients without rows do not count."""
-    return averages([float(mask.mean()) if len(mask) else None for mask in hits], clients)
+    return averages(shares(hits), clients)
 
 
 def averages(values: Sequence[float | None], clients: Sequence[Client]) -> dict[str, Any]:
@@ -278,3 +248,9 @@ def averages(values: Sequence[float | None], clients: Sequence[Client]) -> dict[
         "by_domain": {domain: float(np.mean(found)) for domain, found in domains.items()},
         "by_client": list(values),
     }
+
+
+def figures(values: Sequence[float | None], clients: Sequence[Client], part: Part, round: int) -> dict[str, Any]:
+    """The averages of a part's rows, with the round they are of and the number of images in all."""
+    asked = [len(getattr(client, part)) for client, v in zip(clients, values, strict=True) if v is not None]
+    return {**averages(values, clients), "round": round, "images": sum(asked)}

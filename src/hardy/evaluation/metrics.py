@@ -13,6 +13,7 @@ from hardy.core.partition import Placement
 from hardy.core.state import ServerState
 from hardy.core.tensors import Tensors
 from hardy.engines.base import Engine
+from hardy.evaluation.serving import base_net
 from hardy.parts.objectives import Batch, DiagnosisContext
 
 _CLIENTS = 16
@@ -36,8 +37,7 @@ def diagnose(engine: Engine, state: ServerState, rate: float) -> dict[str, Any]:
 
     def each(function: Callable[[Net, Tensors, Batch, Tensor], Any]) -> Any:
         def client(common: Tensors, own: Tensors, x: Tensor, y: Tensor, key: Tensor) -> Any:
-            held = {**common, **own}
-            net = Net(plan.model, tensors.select(held, plan.trained), tensors.select(held, plan.kept))
+            net = base_net(plan, {**common, **own})
             private = {name: value for name, value in own.items() if name not in plan.model_names}
             return function(net, private, Batch(x, y), key)
 

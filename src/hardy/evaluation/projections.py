@@ -6,18 +6,17 @@ projections.json in a run folder holds the points; report.html draws them.
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hardy.core.files import write_atomic
 from hardy.core.layers import BatchNorm, Statistics
+from hardy.core.method import Plan
 from hardy.core.net import Mixture
 from hardy.core.partition import Placement
-from hardy.core.state import write_atomic
-
-if TYPE_CHECKING:
-    from hardy.runs.run import Run
+from hardy.core.tensors import Tensors
 
 
 def plane(points: Tensor) -> Tensor:
@@ -38,10 +37,10 @@ def placed(points: Tensor, marks: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
     return {"points": [[*at, *mark] for at, mark in zip(places, kept, strict=True)], "left_out": left_out}
 
 
-def norms(run: "Run") -> list[dict[str, Any]]:
-    """Mean and variance of every client and branch, in the first and the last norm layer that clients keep."""
-    plan, found = run.engine.plan, []
-    own = {**run.state.reported, **run.engine.store}
+def norms(plan: Plan, own: Tensors) -> list[dict[str, Any]]:
+    """Mean and variance of every client and branch, in the first and the last norm layer that clients keep; `own` are
+    the clients' tensors, [C, B, ...]."""
+    found = []
     layers = [
         path
         for path, module in plan.model.named_modules()
@@ -77,8 +76,9 @@ def penultimate(net: Mixture, x: Tensor, branch: str, robustness: float | None =
     return torch.cat(seen, 1)
 
 
-def write(folder: Path, **found: Any) -> None:
-    """Adds to what the folder's projections.json holds."""
+def write_projections(folder: Path, round: int, **found: Any) -> None:
+    """Adds to what the folder's projections.json holds of this round; what it holds of another one goes."""
     path = folder / "projections.json"
     earlier = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    write_atomic(path, json.dumps({**earlier, **found}).encode())
+    known = earlier if earlier.get("round") == round else {"round": round}
+    write_atomic(path, json.dumps({**known, **found}).encode())

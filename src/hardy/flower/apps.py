@@ -17,16 +17,16 @@ import torch
 from hardy import config
 from hardy.config import Experiment
 from hardy.core.federation import Federation
+from hardy.core.files import disk, write_atomic
 from hardy.core.method import Method, Model, Plan
-from hardy.core.state import disk, write_atomic
-from hardy.engines.base import Engine
 from hardy.errors import HardyError
 from hardy.flower import wire
 from hardy.flower.engine import Flower
-from hardy.flower.membership import Membership, placeholder_federation, remember, remembered
+from hardy.flower.membership import Membership
 from hardy.flower.node import Given, Memory, Node, node
-from hardy.runs.loop import fit, resume
+from hardy.runs.api import fit, resume
 from hardy.runs.prepare import federation
+from hardy.runs.profiles import placeholder_federation, remember, remembered
 from hardy.runs.run import Run
 
 _OUTCOME = ".outcome.json"
@@ -168,12 +168,11 @@ def serve(
     profiles = [roll.profiles[client] for client in range(clients)]
     data = placeholder_federation(profiles)
 
-    def connect(plan: Plan, data: Federation) -> Engine:
+    def connect(plan: Plan, data: Federation) -> Flower:
         return Flower(
             plan,
             data,
             asked.training,
-            seed=asked.seed,
             device=torch.device("cpu") if asked.engine.device == "auto" else asked.engine.find_device(),
             dtype=torch.float64 if asked.engine.precision == "float64" else torch.float32,
             roll=roll,

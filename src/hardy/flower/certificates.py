@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hardy.config import Experiment, dump
-from hardy.core.state import disk, write_atomic
+from hardy.core.files import disk, write_atomic
 from hardy.errors import HardyError
 from hardy.flower import ENVIRONMENT
 

@@ -7,58 +7,32 @@ half is hardy.flower.node.
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from hardy.attacks.threats import parse
+from hardy.config import Network
 from hardy.core import tensors
 from hardy.core.client import Training
+from hardy.core.engine import Branches, Question
 from hardy.core.federation import Federation
 from hardy.core.messages import Answer, Slot, Work
 from hardy.core.method import Plan
 from hardy.core.partition import Placement
 from hardy.core.state import ServerState
-from hardy.engines.base import Engine
+from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.flower import wire
 from hardy.flower.membership import PAUSE, Membership
-from hardy.parts.compression import Compression
 
 _LOG = logging.getLogger("flwr")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Network:
-    """`[network]`: what a run over Flower expects of its nodes."""
+class Flower:
+    """Asks nodes, through a Grid, to train and to measure. Private tensors, images and labels stay with them."""
 
-    clients: int | None = None
-    """nodes the run is for; absent: as many as [data] makes clients"""
-    deadline: float = 600.0
-    """seconds a round waits for a reply"""
-    replies: int = 1
-    """fewest replies a round needs; with fewer the missing clients are asked again"""
-    patience: float = 1800.0
-    """seconds to wait for the first roll call, or for enough replies, before giving up"""
-    compression: Compression | None = None
-    """of what clients send up; absent: every bit travels, and the run is that of the other engines"""
-
-    def __post_init__(self) -> None:
-        for name in ("deadline", "patience"):
-            if not getattr(self, name) > 0:
-                raise HardyError(f"network.{name} is {getattr(self, name)}; it must be above 0 seconds.")
-        if self.replies < 1:
-            raise HardyError(f"network.replies is {self.replies}; it must be 1 or more.")
-        if self.clients is not None and self.clients < 1:
-            raise HardyError(f"network.clients is {self.clients}; it must be 1 or more, or absent.")
-
-
-class Flower(Engine):
-    """Asks nodes, through a Grid. Private tensors, images and labels stay with them."""
-
-    name = "flower"
-    remote = True
+    name: Literal["flower"] = "flower"
 
     def __init__(
         self,
@@ -66,7 +40,6 @@ class Flower(Engine):
         data: Federation,
         training: Training,
         *,
-        seed: int,
         device: torch.device,
         dtype: torch.dtype,
         roll: Membership,
@@ -78,13 +51,21 @@ class Flower(Engine):
                 f"method {plan.method.name!r} trains on all clients' rows together; over a network nobody holds them. "
                 "Run it with another engine."
             )
-        self.plan, self.data, self.training, self.seed = plan, data, training, seed
-        self.device, self.dtype, self.lane, self.first = device, dtype, None, 0
+        self.plan, self.data, self.training = plan, data, training
+        self.device, self.dtype = device, dtype
         self.roll, self.network, self.token = roll, network, token
         plan.model.to(device, dtype)
         self.train_rows = [client.train for client in data.clients]
-        self.store = {}
+        self.store: Tensors = {}
+        """nothing: clients keep their private tensors"""
         self._wire: dict[str, dict[str, int]] = {}
+
+    def cast(self, values: Tensors) -> Tensors:
+        """Onto the server's device, in its precision."""
+        return tensors.apply(lambda t: t.to(self.device, self.dtype if t.is_floating_point() else None), values)
+
+    def expect(self, round: int, slots: Sequence[Slot]) -> None:
+        """Nodes are told when it is time."""
 
     def account(self, line: dict[str, Any]) -> dict[str, Any]:
         """The bytes of each client; refusals, which the server decides on, go to the log as well."""
@@ -93,7 +74,7 @@ class Flower(Engine):
                 _LOG.warning("round %d: client %s %s", line["round"], client, why)
         return {"wire": self._wire}
 
-    def train(self, work: Work) -> Iterator[Sequence[Answer] | dict[int, str]]:  # type: ignore[override]
+    def train(self, work: Work) -> Iterator[Sequence[Answer] | dict[int, str]]:
         """The answers of each client as they come in, then why the others will not answer."""
         slots: dict[int, list[Slot]] = {}
         for slot in work.slots:
@@ -130,18 +111,19 @@ class Flower(Engine):
             loss=said.get("loss"),
         )
 
-    def accuracies(
-        self, state: ServerState, branch: str, threats: Sequence[str] = (), *, part: str = "test"
-    ) -> list[list[float | None]]:
-        """The share of validation and of test rows that each client classifies rightly, and of the rows of this part
-        under each threat, as the nodes say."""
-        threats = [parse(threat).name for threat in threats]
-        shared, asked = wire.pack(state.shared), {"threats": threats, "part": part} if threats else {}
-        found: list[list[float | None]] = [[None] * len(self.data.clients) for _ in range(2 + len(threats))]
+    def measure(self, state: ServerState, asked: Sequence[Question], branches: Branches) -> list[list[float | None]]:
+        """The share of its own rows that each client classifies rightly, for each question, as the nodes say."""
+        shared = wire.pack(state.shared)
+        settings: dict[str, Any] = {
+            "parts": [part for part, _ in asked],
+            "threats": [threat and parse(threat).name for _, threat in asked],
+            **{name: getattr(branches, name) for name in ("attack", "predict") if getattr(branches, name)},
+        }
+        found: list[list[float | None]] = [[None] * len(self.data.clients) for _ in asked]
 
         def content(client: int) -> Any:
             own = {"reported": wire.pack(tensors.gather(state.reported, client))} if state.reported else {}
-            return self._message({"shared": shared, **own}, client, round=state.round, branch=branch, **asked)
+            return self._message({"shared": shared, **own}, client, round=state.round, **settings)
 
         for client, came in self._ask("evaluate", state.round - 1, range(len(self.data.clients)), content):
             if isinstance(came, str):
@@ -150,8 +132,8 @@ class Flower(Engine):
             if said.get("round") != state.round:
                 _LOG.warning("round %d, evaluate: client %d refused: figures of another round", state.round, client)
                 continue
-            for place, name in enumerate(("validation", "test", *threats)):
-                value = said.get(name)
+            for place in range(len(asked)):
+                value = said.get(str(place))
                 if isinstance(value, float) and 0 <= value <= 1:
                     found[place][client] = value
         return found

@@ -20,7 +20,7 @@ from typing import Any
 
 from hardy import config
 from hardy.config import Experiment
-from hardy.core.state import disk
+from hardy.core.files import disk
 from hardy.errors import HardyError
 from hardy.flower import ENVIRONMENT
 from hardy.flower.apps import outcome

@@ -18,25 +18,24 @@ from safetensors.torch import load, save
 from hardy import config
 from hardy.config import Experiment
 from hardy.core import tensors
+from hardy.core.engine import Branches, Part, Question
 from hardy.core.federation import Client, Federation
+from hardy.core.files import disk, write_atomic
 from hardy.core.messages import Slot, Work
-from hardy.core.method import Method, Model
+from hardy.core.method import Method
 from hardy.core.partition import Placement
-from hardy.core.server import Server
-from hardy.core.state import ServerState, disk, write_atomic
+from hardy.core.state import ServerState
 from hardy.core.tensors import Tensors
 from hardy.data import array_sources, readers, sources
 from hardy.data.splits import blocks, federate
 from hardy.engines.base import DeviceData
 from hardy.engines.sequential import Sequential
 from hardy.errors import HardyError
-from hardy.evaluation.measure import Part, accuracies
+from hardy.evaluation.measure import LocalMeasure
 from hardy.flower import wire
 from hardy.flower.engine import compressed_names
-from hardy.flower.membership import KINDS, Profile
-from hardy.runs import evaluate as evaluation
 from hardy.runs import prepare as experiment
-from hardy.runs.run import Run, RunTotals
+from hardy.runs.profiles import KINDS, Profile
 
 KEYS = {"client", "data", "source", "domain", "kind", "capacity", "state", "device", "threads", "classes"}
 """what a node's configuration may hold"""
@@ -77,7 +76,6 @@ class Node:
                 f"clients keep tensors of their own between rounds of {plan.method.name!r}; name a folder for them: "
                 'state="/data/hardy-state" in --node-config.'
             )
-        self.server = Server(plan=plan, clients=data.clients, seed=chosen.seed)
         self.engine = Sequential(
             plan,
             DeviceData(data, device, chosen.engine.precision),
@@ -152,24 +150,15 @@ class Node:
             memory={},
         )
         said: dict[str, Any] = {"round": round}
-        for part in ("validation", "test"):
-            (value,) = accuracies(self.engine, state, part, str(asked["branch"]))["by_client"]
-            said |= {} if value is None else {part: value}
-        if threats := [str(threat) for threat in asked.get("threats", ())]:
-            alone = Run(
-                experiment=self.chosen,
-                server=self.server,
-                engine=self.engine,
-                state=state,
-                figures=RunTotals(),
-            )
-            part = cast(Part, asked["part"])
+        branches = Branches(attack=_word(asked, "attack"), predict=_word(asked, "predict"))
+        for place, (part, threat) in enumerate(zip(asked["parts"], asked["threats"], strict=True)):
             try:
-                under = evaluation.evaluate(alone, threats, part=part, checks=False, quiet=True)["robust_accuracy"]
-            except HardyError as error:  # what it has said of clean images holds all the same
+                question = Question(cast(Part, str(part)), str(threat))
+                ((value,),) = LocalMeasure(self.engine).measure(state, [question], branches)
+            except HardyError as error:  # what it has said of other questions holds all the same
                 _LOG.warning("client %d, evaluate: %s", self.number, error)
-                under = {}
-            said |= {name: found["mean"] for name, found in under.items() if found["mean"] is not None}
+                continue
+            said |= {} if value is None else {str(place): value}
         return RecordDict({"accuracy": MetricRecord(said)})
 
     def _own(self, held: Tensors) -> Tensors:
@@ -229,6 +218,10 @@ class Memory:
         """Round -> file, in order."""
         found = sorted(self.folder.glob("round-*.safetensors")) if self.folder else []
         return {int(path.stem.removeprefix("round-")): path for path in found}
+
+
+def _word(asked: dict[str, Any], name: str) -> str | None:
+    return str(asked[name]) if name in asked else None
 
 
 def _placed(values: Tensors, *at: int) -> Tensors:

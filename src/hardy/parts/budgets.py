@@ -4,15 +4,13 @@ A client's capacity R, a share of the ×1 network's width, is part of its profil
 budget turns the cohort into slots within these capacities.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from torch import nn
 
 from hardy.core import random, tensors
-from hardy.core.federation import Client, Federation
-from hardy.core.messages import Slot
+from hardy.core.federation import Federation
+from hardy.core.protocols import Budget, Submodels
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.registry import kind, part
@@ -21,59 +19,10 @@ _HAIR = 1e-9
 """0.3 / 0.1 is a hair below 3"""
 
 
-@kind("budget")
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """The part that turns a cohort into slots, and base networks into the network served at a width."""
-
-    @property
-    def bases(self) -> int:
-        """How many base networks the server holds."""
-        return 1
-
-    @property
-    def base_width(self) -> float | None:
-        """The width `model.width` must have; None: any."""
-        return None
-
-    @property
-    def widths(self) -> tuple[float, ...]:
-        """The widths that can be served, the widest last."""
-        return (1.0,)
-
-    @property
-    def sorted(self) -> bool:
-        """Whether the bases are served in the order of their validation accuracy, the best first."""
-        return False
-
-    def check(self, clients: Sequence[Client]) -> None:
-        """Refuses clients it has no work for."""
-
-    def networks(self, build: Callable[[], nn.Module]) -> list[nn.Module]:
-        """The base networks as they are first built, each with random values of its own."""
-        return [build() for _ in range(self.bases)]
-
-    def assign(self, round: int, cohort: Sequence[int], clients: Sequence[Client], seed: int) -> list[Slot]:
-        """The slots of a round: a pure function of its arguments, so that a resumed run goes on with the same."""
-        raise NotImplementedError
-
-    def serve(self, held: Tensors, width: float) -> list[Tensors]:
-        """The networks whose mean answers at a width, out of the tensors of all bases, [B, ...]."""
-        if width != 1:
-            raise HardyError(
-                f"width {width} cannot be served: this run trained one network, so it must be 1. Methods split_mix, "
-                "heterofl and fed_ensemble train several widths at once."
-            )
-        return [tensors.gather(held, 0)]
-
-
 @part("budget")
 @dataclass(frozen=True, kw_only=True)
 class Full(Budget):
     """Every client trains the whole network."""
-
-    def assign(self, round: int, cohort: Sequence[int], clients: Sequence[Client], seed: int) -> list[Slot]:
-        return [Slot(client) for client in cohort]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +42,7 @@ class Mixed(Budget):
     def widths(self) -> tuple[float, ...]:
         return tuple(min(1.0, round(count * self.unit, 9)) for count in range(1, self.bases + 1))
 
-    def serve(self, held: Tensors, width: float) -> list[Tensors]:
+    def serve(self, held: Tensors, width: float, submodels: Submodels | None = None) -> list[Tensors]:
         if not self.unit - _HAIR <= width <= 1:
             raise HardyError(
                 f"width {width} is outside the trained range: the bases are ×{self.unit:g}, so it must be in "

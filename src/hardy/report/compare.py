@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from hardy.core.state import disk
+from hardy.core.files import disk
 from hardy.errors import HardyError
 from hardy.report.page import figure, page, section, table
 from hardy.report.plots import COLOURS, Series, lines, percent

@@ -2,19 +2,17 @@
 
 from collections import defaultdict
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hardy.core import tensors
 from hardy.models.count import macs
 from hardy.parts.objectives import Objective
-
-if TYPE_CHECKING:
-    from hardy.runs.run import Run
+from hardy.runs.run import Run
 
 
-def forward_macs(run: "Run", objective: Objective) -> int:
+def forward_macs(run: Run, objective: Objective) -> int:
     """Multiply-accumulates of one image's way through the networks that a pass of this objective runs."""
     if objective not in run.counted:
         plan, shape = run.engine.plan, run.engine.data.shape
@@ -23,7 +21,7 @@ def forward_macs(run: "Run", objective: Objective) -> int:
     return run.counted[objective]
 
 
-def macs_of_a_round(run: "Run", round: int) -> dict[int, int]:
+def macs_of_a_round(run: Run, round: int) -> dict[int, int]:
     """Client -> multiply-accumulates of its round: forward and twice that backward, for every pass of every slot."""
     engine, spent = run.engine, defaultdict[int, int](int)
     for slot in run.server.ask(round)[2]:
@@ -33,7 +31,7 @@ def macs_of_a_round(run: "Run", round: int) -> dict[int, int]:
     return spent
 
 
-def training(run: "Run") -> dict[str, Any]:
+def training(run: Run) -> dict[str, Any]:
     """What a round cost each client on average, and the share of all parameters that a domain's clients ever trained
     (Split-Mix, Fig. 5 and 6)."""
     plan, clients, rounds = run.engine.plan, run.engine.data.clients, run.state.round

@@ -5,25 +5,22 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hardy import config
-from hardy.data.shifts import Shift, device, seen
 from hardy.core.federation import Client, Federation
+from hardy.core.files import disk, versions, write_atomic
+from hardy.data.shifts import Shift, device, seen
 from hardy.errors import HardyError
 from hardy.report.pictures import image_grid_png
-from hardy.core.state import disk, versions, write_atomic
-
-if TYPE_CHECKING:
-    from hardy.runs.run import Run
+from hardy.runs.run import Run
 
 _LEAST_SECONDS = 1.0
 _CHECKPOINT_SHARE = 0.05
 
 
-def write_run_header(run: "Run") -> None:
+def write_run_header(run: Run) -> None:
     """What a run folder holds before its first round."""
     folder, data = run.folder, run.engine.data
     assert folder is not None
@@ -38,12 +35,12 @@ def write_run_header(run: "Run") -> None:
             "train": len(client.train),
             "validation": len(client.validation),
             "test": len(client.test),
-            **({} if run.engine.remote else {"labels": _labels(data, client)}),
+            **({"labels": _labels(data, client)} if run.local else {}),
         }
         for number, client in enumerate(data.clients)
     ]
     write_atomic(folder / "clients.json", json.dumps(clients).encode())
-    if run.engine.remote:
+    if run.local is None:
         return  # there is no image here to show
     rows = {client.domain: client.train[:16] for client in reversed(data.clients)}
     grid = [data.x_train[found].transpose(0, 2, 3, 1) for found in reversed(rows.values())]
@@ -63,8 +60,14 @@ def _labels(data: Federation, client: Client) -> list[int]:
     return found
 
 
-def truncate(path: Path, rounds: int) -> None:
-    """Drops the lines of rounds that will be run again."""
+def drop_stale(folder: Path, done: int, rounds: int) -> None:
+    """Drops the lines of rounds that will be run again, and pictures of networks that will be trained on."""
+    _truncate(folder / "metrics.jsonl", done)
+    for picture in (folder / "pictures").glob("attack *.png") if done < rounds else ():
+        picture.unlink()
+
+
+def _truncate(path: Path, rounds: int) -> None:
     if not path.exists():
         return
     kept = []
@@ -90,7 +93,7 @@ class CheckpointSchedule:
         return time.monotonic() - self.last >= max(_LEAST_SECONDS, self.cost / _CHECKPOINT_SHARE)
 
     @contextmanager
-    def timed(self, done: int) -> Iterator[None]:
+    def timed(self) -> Iterator[None]:
         began = time.monotonic()
         yield
         self.last = time.monotonic()

@@ -3,28 +3,36 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from hardy import config
+from hardy.attacks.threats import parse
 from hardy.config import FROM_PYTHON, Experiment, construct, convert, named
+from hardy.core.engine import Branches, Measures, RunEngine
+from hardy.core.federation import Federation
+from hardy.core.method import Method, Model, Plan
+from hardy.core.server import Server
 from hardy.data import sources
 from hardy.data.dataset import Dataset
 from hardy.data.shifts import Shift, shifted
-from hardy.core.federation import Federation
 from hardy.data.splits import federate, with_kinds
-from hardy.engines import Engine, DeviceData
-from hardy.errors import HardyError, unknown
-from hardy.core.method import Method, Model, Plan
+from hardy.engines import DeviceData
+from hardy.errors import HardyError
+from hardy.evaluation.measure import LocalMeasure
+from hardy.evaluation.serving import chosen_branches, refuse_common, refuse_robustness
 from hardy.parts.budgets import Capacity, with_capacity
 from hardy.registry import find
-from hardy.evaluation.measure import refuse_common, refuse_robustness
-from hardy.attacks.threats import parse
-from hardy.runs.run import RunTotals, Run
-from hardy.core.server import Server
+from hardy.runs.run import Run, RunTotals
 
-Connect = Callable[[Plan, Federation], Engine]
-"""makes an engine whose clients are elsewhere"""
+
+class NetworkEngine(RunEngine, Measures, Protocol):
+    """An engine whose clients are elsewhere: they train and measure there."""
+
+
+Connect = Callable[[Plan, Federation], NetworkEngine]
+"""makes one"""
 
 
 def prepare(
@@ -59,20 +67,21 @@ def prepare(
     )
     server.refuse_impossible(experiment.training)
     choice = experiment.evaluation
-    for branch in (choice.attack_branch, choice.predict_branch):
-        if (known := plan.method.norm.branches) is not None and branch not in known:
-            raise unknown("branch in evaluation", branch, known)
+    chosen_branches(plan.method.norm, Branches(attack=choice.attack_branch, predict=choice.predict_branch))
     for level in choice.robustness:
         refuse_robustness(level, plan.method.norm)
     if any(parse(threat).attack.common for threat in (*choice.threats, *choice.selecting)):
         refuse_common(plan)
         if network is not None:
             raise HardyError("a threat with common=true needs all clients' images; over a network nobody has them.")
+    engine: RunEngine
+    measures: Measures
     if network is not None:
-        engine = network(plan, data)
+        engine = measures = network(plan, data)
     else:
         device_data = DeviceData(data, experiment.engine.find_device(), experiment.engine.precision)
-        engine = experiment.engine.make(plan, device_data, experiment.training, seed=experiment.seed)
+        engine = here = experiment.engine.make(plan, device_data, experiment.training, seed=experiment.seed)
+        measures = LocalMeasure(here)
     state = server.start()
     state = replace(
         state,
@@ -88,7 +97,7 @@ def prepare(
         experiment = replace(experiment, data=replace(experiment.data, source=FROM_PYTHON))
     # what `auto` chose is kept: a resumed run must not choose again
     experiment = replace(experiment, engine=replace(experiment.engine, name=engine.name))
-    return Run(experiment=experiment, server=server, engine=engine, state=state, figures=RunTotals())
+    return Run(experiment=experiment, server=server, engine=engine, measures=measures, state=state, figures=RunTotals())
 
 
 def bind(experiment: Experiment, data: Federation, method: Method | None = None, model: Model | None = None) -> Plan:

@@ -1,6 +1,6 @@
 """What a run is: a federation at some round, and its running totals."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +8,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hardy.deploy import personalise as afterwards
-from hardy.deploy.personalise import Estimate
 from hardy.config import Experiment
-from hardy.engines import Engine
-from hardy.models.count import parameters
+from hardy.core.engine import Branches, Measures, RunEngine
+from hardy.core.files import versions
 from hardy.core.net import Mixture
-from hardy.parts.objectives import Objective
-from hardy.deploy.predictor import Predictor
 from hardy.core.server import Server
-from hardy.core.state import ServerState, versions
+from hardy.core.state import ServerState
+from hardy.core.tensors import Tensors
+from hardy.deploy import personalise
+from hardy.deploy.export import export, require_onnx
+from hardy.deploy.personalise import Estimate
+from hardy.deploy.predictor import Predictor
+from hardy.engines import Engine
+from hardy.errors import HardyError
+from hardy.evaluation.measure import LocalMeasure, order_of_bases, training_images
+from hardy.models.count import parameters
+from hardy.parts.objectives import Objective
 
 
 @dataclass(kw_only=True)
@@ -48,14 +54,38 @@ class Run:
 
     experiment: Experiment
     server: Server
-    engine: Engine
+    engine: RunEngine
+    measures: Measures
+    """who measures the clients' networks: this machine, or the nodes of a network"""
     state: ServerState
     figures: RunTotals
     folder: Path | None = None
     robust: dict[str, Any] = field(default_factory=dict)
-    """accuracy by threat, where the experiment asks for it"""
+    """accuracy of the state's round by threat, where the experiment asks for it"""
     counted: dict[Objective, int] = field(default_factory=dict, repr=False)
     """multiply-accumulates of one image's way through the networks of an objective"""
+
+    @property
+    def local(self) -> Engine | None:
+        """The engine where it runs on this machine; None: images, labels and private tensors are elsewhere."""
+        return self.engine if isinstance(self.engine, Engine) else None
+
+    def needs_local(self, what: str) -> Engine:
+        """The engine on this machine; an error if the clients are elsewhere."""
+        if self.local is None:
+            raise HardyError(f"{what} needs the clients' images, which are not on this machine; let the nodes measure.")
+        return self.local
+
+    @property
+    def own(self) -> Tensors:
+        """The clients' own tensors as far as they are on this machine, [C, B, ...]."""
+        return {**self.state.reported, **self.engine.store}
+
+    @property
+    def branches(self) -> Branches:
+        """The experiment's choice."""
+        choice = self.experiment.evaluation
+        return Branches(attack=choice.attack_branch, predict=choice.predict_branch)
 
     def network_for_new_client(
         self, statistics: Estimate, *, domain: str | None = None, images: Tensor | NDArray[Any] | None = None
@@ -66,17 +96,62 @@ class Run:
         ("images") that with clean statistics measured on images of its own, uint8 or in [0, 1], [N, C, H, W]. The
         adversarial branch is averaged over clients of kind AT, or is what the norm gives to a client of kind ST.
         """
-        return afterwards.network_for_new_client(self, statistics, domain=domain, images=images)
+        return personalise.network_for_new_client(
+            self.engine.plan,
+            self.engine.data,
+            self.state.shared,
+            self.own,
+            statistics,
+            reported=self.state.reported,
+            domain=domain,
+            images=images,
+            branch=self.branches.predict,
+        )
 
     def customise(self, *, width: float = 1.0, robustness: float | None = None, client: int | None = None) -> Predictor:
-        """The trained network at a width and a robustness (λ); both can be changed again in place. Where clients have
-        networks of their own, of one client."""
-        return Predictor(self, width=width, robustness=robustness, client=client)
+        """The trained network at a width and a robustness (λ) as a torch module; both can be changed again in place.
+        Where clients have networks of their own, of one client. Without a robustness it answers with the branch that
+        evaluation predicts with."""
+        engine = self.local
+        return Predictor(
+            self.engine.plan,
+            self.engine.data,
+            self.state.shared,
+            self.own,
+            client=client,
+            width=width,
+            robustness=robustness,
+            branch=self.branches.predict,
+            order=order_of_bases(engine, self.state, self.branches.predict) if engine else None,
+            device=self.engine.device,
+            images=(lambda client: training_images(engine, client)) if engine else None,
+        )
 
     def fine_tune(self, *, steps: int, freeze: int = 0, rate: float | None = None) -> "Run":
         """A run in which every client went on alone for so many steps of its own objective, with the first `freeze`
         layers held; the rate is training.rate unless given. This run stays as it is."""
-        return afterwards.fine_tune(self, steps=steps, freeze=freeze, rate=rate)
+        engine = self.needs_local("fine-tuning")
+        tuned, state = personalise.fine_tune(engine, self.state, steps=steps, freeze=freeze, rate=rate)
+        server = replace(self.server, plan=tuned.plan)
+        return replace(
+            self, server=server, engine=tuned, measures=LocalMeasure(tuned), state=state, folder=None, robust={}
+        )
+
+    def export(
+        self, out: Path | str, *, width: float = 1.0, robustness: float | None = None, client: int | None = None
+    ) -> Path:
+        """Writes the network that `customise` gives as ONNX files with a manifest, whose path is returned."""
+        from hardy.runs.evaluate import known_settings
+
+        require_onnx()
+        return export(
+            self.customise(width=width, robustness=robustness, client=client),
+            out,
+            name=self.experiment.name,
+            round=self.state.round,
+            classes=self.engine.data.classes,
+            settings=known_settings(self),
+        )
 
     def summary(self) -> dict[str, Any]:
         """What summary.json holds."""

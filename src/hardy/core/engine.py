@@ -1,0 +1,77 @@
+"""What the server and a run ask of an engine, wherever its clients are."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+
+from hardy.core.training import Training
+from hardy.core.federation import Federation
+from hardy.core.messages import Answer, Slot, Updates, Work
+from hardy.core.method import Plan
+from hardy.core.state import ServerState
+from hardy.core.tensors import Tensors
+
+DataPart = Literal["train", "validation", "test"]
+"""which of a client's rows"""
+EngineName = Literal["sequential", "vectorised", "flower"]
+
+
+class Trains(Protocol):
+    """All the server asks of an engine."""
+
+    def train(self, work: Work) -> Iterable[Updates | Sequence[Answer] | dict[int, str]]:
+        """Updates as they are ready, or answers as they come in from outside; a dict: why clients will not answer."""
+        ...
+
+    def expect(self, round_number: int, slots: Sequence[Slot]) -> None:
+        """What it will be asked for next, told while it may still be at work."""
+        ...
+
+    def cast(self, values: Tensors) -> Tensors: ...
+
+
+class Question(NamedTuple):
+    """Which share of their own rows do clients classify rightly?"""
+
+    part: DataPart
+    threat: str = ""
+    """the attack they are under, such as "pgd-20"; empty: none"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branches:
+    """Which statistics an attack climbs on, and which images are judged with; None: those of the norm's own branch."""
+
+    attack: str | None = None
+    predict: str | None = None
+    robustness: float | None = None
+    """λ: both take (1 − λ) of the clean branch and λ of the adversarial one at every layer"""
+
+
+class Measures(Protocol):
+    """What a run asks of whoever measures its clients' networks."""
+
+    def measure(self, state: ServerState, asked: Sequence[Question], branches: Branches) -> list[list[float | None]]:
+        """A figure of each client for each question; None: it has no such rows, or did not answer."""
+        ...
+
+
+class RunEngine(Trains, Protocol):
+    """An engine as a run holds it: what it trains, whose rows, and the tensors that clients keep on this machine."""
+
+    plan: Plan
+    data: Federation
+    training: Training
+    device: torch.device
+    dtype: torch.dtype
+    store: Tensors
+    train_rows: list[Any]
+
+    @property
+    def name(self) -> EngineName: ...
+
+    def account(self, line: dict[str, Any]) -> dict[str, Any]:
+        """What a network has to add to a round's line."""
+        ...

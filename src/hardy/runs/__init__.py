@@ -1,0 +1,1 @@
+"""Runs: experiments prepared, trained round by round, kept in folders, resumed, measured."""

@@ -1,0 +1,3 @@
+"""The version of the package, in one place: pyproject.toml reads it from here."""
+
+VERSION = "0.2.0.dev0"
