@@ -20,6 +20,7 @@ include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**", "
 exclude_patterns = ["docs/_build", "docs/_generated", "docs/*.py", "**/results", "**/peers"]
 source_suffix = {".md": "markdown"}
 nitpicky = True
+nitpick_ignore = [("myst", "results")]  # folders: links on GitHub, plain text here
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 
@@ -35,13 +36,3 @@ html_theme_options = {
     "dark_css_variables": {"color-brand-primary": "#6fc3c9", "color-brand-content": "#6fc3c9"},
 }
 pygments_style, pygments_dark_style = "friendly", "github-dark"
-
-
-def setup(app):
-    """A link to a folder of the repository is a link on GitHub and plain text here."""
-
-    def folder(app, env, node, words):
-        target = HERE.parent / Path(node["refdoc"]).parent / node["reftarget"]
-        return words if target.is_dir() else None
-
-    app.connect("missing-reference", folder)
