@@ -49,7 +49,7 @@ def configuration() -> str:
 
 def section(head: str, table: type, skip: Iterable[str] = ()) -> str:
     words = paragraph(table.__doc__ or "").removeprefix(f"{head}: ")
-    return f"## {head}\n\n{words[:1].upper() + words[1:]}\n\n{rows('key', table, set(skip))}"
+    return f"### {head}\n\n{words[:1].upper() + words[1:]}\n\n{rows('key', table, set(skip))}"
 
 
 def parts() -> str:
