@@ -22,10 +22,7 @@ from hardy.registry import KINDS, PARTS, name_of
 GIVEN = {"model": {"norm", "classes", "shape"}}
 """arguments of a kind that an experiment does not set: they come from the data and the method"""
 WORDS = {int: "integer", float: "number", str: "word", bool: "true or false", dict: "table", types.NoneType: "absent"}
-ORDER = (
-    "method norm objective optimiser budget aggregator stage server_update attack lie byzantine source split shift "
-    "capacity model metric compression"
-).split()
+ORDER = ["method", "norm", "objective", "optimiser", "budget", "aggregator", "stage", "server_update", "attack"]
 """kinds in the order a reader meets them; others follow"""
 
 
@@ -63,7 +60,7 @@ def parts() -> str:
             table = rows("option", factory, GIVEN.get(kind, set()))
             blocks.append(f"### {kind} `{name}`\n\n{paragraph(factory.__doc__)}" + (f"\n\n{table}" if table else ""))
     threats = "\n".join(f"| `{name}` | {words} |" for name, words in PRESETS.items())
-    blocks.append(f"## Threats\n\n`evaluation.threats` and `hardy evaluate --threats` take these names; see ")
+    blocks.append("## Threats\n\n`evaluation.threats` and `hardy evaluate --threats` take these names; see ")
     blocks[-1] += f"[runs](runs.md#evaluating-under-attack) for their options.\n\n| threat | |\n|---|---|\n{threats}"
     return "\n\n".join(blocks) + "\n"
 
@@ -75,7 +72,7 @@ def title(kind: str) -> str:
 
 
 def rows(head: str, factory: Callable[..., Any], skip: set[str]) -> str:
-    """A table of a constructor's arguments; nothing if there are none. Where none has a doc, there is no such column."""
+    """A table of a constructor's arguments; nothing if there are none. Without any docs there is no such column."""
     hints, docs = get_type_hints(factory), argument_docs(factory)
     lines = [[head, "type", "default", "meaning"], ["---"] * 4]
     for name, argument in inspect.signature(factory).parameters.items():
@@ -131,9 +128,9 @@ def field_docs(table: type) -> dict[str, str]:
     assert isinstance(source, ast.ClassDef)
     docs = {}
     for field, below in zip(source.body, source.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
-            if isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
-                docs[field.target.id] = paragraph(below.value.value)
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                docs[name] = paragraph(words)
     return docs
 
 
@@ -171,7 +168,7 @@ def default(value: Any) -> str:
         if not changed:
             return f"`{name_of(type(value))}`"
         options = ", ".join(f"{f.name} = {toml(getattr(value, f.name))}" for f in changed)
-        return f"`{{ name = \"{name_of(type(value))}\", {options} }}`"
+        return f'`{{ name = "{name_of(type(value))}", {options} }}`'
     return f"`{toml(value)}`"
 
 
