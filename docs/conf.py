@@ -21,6 +21,7 @@ include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**", "
 exclude_patterns = ["docs/_build", "docs/_generated", "docs/*.py", "**/results", "**/peers"]
 source_suffix = {".md": "markdown"}
 nitpicky = True
+highlight_language = "text"
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 
