@@ -83,6 +83,13 @@ def test_lists(capsys):
     assert main(["parts"]) == 0
     shown = capsys.readouterr().out
     assert all(word in shown for word in ("fedbn", "dirichlet", "trades", "digits_cnn", "autoattack"))
+    assert main(["parts", "trimmed_mean"]) == 0
+    shown = capsys.readouterr().out
+    assert "aggregator trimmed_mean" in shown and "Yin et al." in shown and "\n  f" in shown
+    assert main(["parts", "batch"]) == 0
+    assert "momentum = 0.1 " in (shown := capsys.readouterr().out) and "share of the new batch" in shown
+    assert main(["parts", "trimmed_men"]) == 2
+    assert "Did you mean 'trimmed_mean'?" in capsys.readouterr().err
     assert main(["data"]) == 0
     assert "mini_digits" in capsys.readouterr().out
     assert main(["bench", "demo", "model.width=0.25"]) == 0

@@ -1,13 +1,16 @@
 """The command line: run | resume | evaluate | export | compare | parts | data | bench."""
 
 import argparse
+import ast
 import inspect
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, get_args
 
 import hardy
@@ -17,8 +20,8 @@ from hardy.core.engine import DataPart
 from hardy.core.files import write_atomic
 from hardy.data.sources import data_root, describe
 from hardy.engines import ENGINES, seconds_per_slot
-from hardy.errors import HardyError
-from hardy.registry import PARTS
+from hardy.errors import HardyError, unknown
+from hardy.registry import KINDS, PARTS, name_of
 from hardy.report.compare import compare, seeds_summary, write_comparison
 from hardy.report.tensorboard import require_tensorboard, write_tensorboard
 from hardy.runs.evaluate import evaluate_run, evaluate_settings
@@ -77,7 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--threats", default="", metavar="A,B", help="such as pgd-20,autoattack (see hardy parts)")
     evaluate.add_argument("--attack-branch", help="statistics the attacks climb on (default: the experiment's)")
     evaluate.add_argument("--predict-branch", help="statistics images are judged with (default: the experiment's)")
-    evaluate.add_argument("--part", choices=get_args(DataPart), default="test", help="of each client's rows; default test")
+    evaluate.add_argument(
+        "--part", choices=get_args(DataPart), default="test", help="of each client's rows; default test"
+    )
     evaluate.add_argument("--limit", type=int, metavar="N", help="only the first N of those rows of each client")
     evaluate.add_argument("--epsilons", type=_numbers, default=(), metavar="2,4,8", help="radii in 1/255, for a curve")
     evaluate.add_argument("--best", action="store_true", help="as it was at its best round on validation rows")
@@ -99,7 +104,8 @@ def _parser() -> argparse.ArgumentParser:
     side.add_argument("folders", type=Path, nargs="+", metavar="DIR")
     side.add_argument("--out", type=Path, default=Path("comparison.html"), help="where the page goes")
 
-    command("parts", _parts, "list the parts a method can be made of")
+    parts = command("parts", _parts, "list the parts a method can be made of, or say what one of them takes")
+    parts.add_argument("name", nargs="?", help="such as fedrbn or trimmed_mean")
     command("data", _data, "list the data sets and which of them are here").add_argument(
         "--data", type=Path, help="folder of real data sets (default: HARDY_DATA)"
     )
@@ -332,14 +338,53 @@ def _compare(options: Any) -> None:
 
 
 def _parts(options: Any) -> None:
+    if options.name is not None:
+        print("\n\n".join(_part(options.name)))
+        return
     for kind, parts in PARTS.items():
         print(f"{kind}")
         for name, factory in sorted(parts.items()):
-            words = " ".join((inspect.getdoc(factory) or "").partition("\n\n")[0].split())
-            print(f"  {name:<20} {words}")
+            print(f"  {name:<20} {_first_words(factory)}")
     print("threat")
     for name, words in PRESETS.items():
         print(f"  {name:<20} {words}")
+
+
+def _first_words(factory: Callable[..., Any]) -> str:
+    return " ".join((inspect.getdoc(factory) or "").partition("\n\n")[0].split())
+
+
+def _part(name: str) -> list[str]:
+    """A part's docstring and arguments; of each, where several kinds have one of this name."""
+    found = [(kind, parts[name]) for kind, parts in PARTS.items() if name in parts]
+    texts = [f"{kind} {name}\n\n{inspect.getdoc(factory)}{_arguments(factory)}" for kind, factory in found]
+    texts += [f"threat {name}\n\n{PRESETS[name]}"] if name in PRESETS else []
+    if not texts:
+        raise unknown("part", name, {*PRESETS, *(known for parts in PARTS.values() for known in parts)})
+    return texts
+
+
+def _arguments(factory: Callable[..., Any]) -> str:
+    """A line for each argument: its default, and what its class says of it."""
+    words, lines = _field_words(factory), []
+    for name, parameter in inspect.signature(factory).parameters.items():
+        default = parameter.default
+        if isinstance(default, tuple(KINDS)):
+            default = name_of(type(default))
+        shown = name if default is parameter.empty else f"{name} = {default}"
+        lines.append(f"  {shown:<28} {words.get(name, '')}".rstrip())
+    return "\n\narguments\n" + "\n".join(lines) if lines else ""
+
+
+def _field_words(factory: Callable[..., Any]) -> dict[str, str]:
+    """The text under each field of a dataclass."""
+    found = {}
+    for owner in reversed(factory.__mro__) if is_dataclass(factory) and isinstance(factory, type) else ():
+        body = ast.parse(dedent(inspect.getsource(owner))).body[0] if is_dataclass(owner) else None
+        for field, text in pairwise(body.body) if isinstance(body, ast.ClassDef) else ():
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+                found[field.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
+    return found
 
 
 def _data(options: Any) -> None:

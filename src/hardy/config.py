@@ -12,13 +12,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from hardy.attacks.threats import parse as parse_threat
+from hardy.attacks.threats import parse_threat
 from hardy.core.admission import Admission
 from hardy.core.method import Method
 from hardy.core.protocols import Metric, Optimiser
 from hardy.core.server import Cohort
 from hardy.core.training import Training
-from hardy.data.splits import Affording
+from hardy.data.kinds import Affording
 from hardy.engines.auto import EngineChoice
 from hardy.errors import HardyError, unknown
 from hardy.faults.injection import Faults

@@ -12,9 +12,9 @@ import hardy
 from conftest import SHAPE, assert_close, everything, experiment, federation, fit, net
 from hardy import papers
 from hardy.config import EvaluationChoice, NetworkChoice
-from hardy.core.training import Training
 from hardy.core.partition import Placement, Role
 from hardy.core.server import Cohort
+from hardy.core.training import Training
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.faults.injection import Faults

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 import hardy
 from hardy.core.federation import Client, Federation
 from hardy.core.messages import Slot, Updates
+from hardy.core.protocols import RoundContext
 from hardy.engines import EngineChoice
 from hardy.papers.fbn import federated
-from hardy.core.protocols import RoundContext
 from hardy.parts.aggregators.base import mean
 from hardy.registry import PARTS
 

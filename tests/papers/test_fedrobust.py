@@ -12,9 +12,10 @@ from conftest import SHAPE, assert_close, everything, federation, fit, net
 from hardy import config, papers
 from hardy.config import EvaluationChoice
 from hardy.core import tensors
-from hardy.core.training import Training
-from hardy.core.client import init_client, compute_gradients, apply_gradients
+from hardy.core.client import apply_gradients, compute_gradients, init_client
 from hardy.core.net import Net
+from hardy.core.protocols import Batch
+from hardy.core.training import Training
 from hardy.engines import ENGINES, EngineChoice
 from hardy.errors import HardyError
 from hardy.papers.fedavg import proximal
@@ -22,7 +23,6 @@ from hardy.papers.fedbn import local
 from hardy.papers.fedrobust import Structure, shifted
 from hardy.papers.flra_theory import broken, lipschitz, probe, spectral_norm, wasserstein_bound
 from hardy.parts.norms import absent
-from hardy.core.protocols import Batch
 from hardy.parts.objectives import cross_entropy
 from hardy.report.compare import write_comparison
 from hardy.report.stored_run import read_run
@@ -40,7 +40,7 @@ def one_client(objective, shape=SHAPE, seed=0):
         torch.manual_seed(seed)
         plan = papers.fedavg(norm=absent(), objective=objective).bind(net, shape)
     plan.model.double()
-    first = begin(plan, plan.start, {n: t for n, t in plan.start.items() if n.startswith("shift.")})
+    first = init_client(plan, plan.start, {n: t for n, t in plan.start.items() if n.startswith("shift.")})
     trained = {n: t.double() for n, t in first.trained.items()}
     private = {n: 0.02 * torch.randn(t.shape, generator=draw, dtype=torch.float64) for n, t in first.private.items()}
     batch = Batch(torch.rand(5, *shape, generator=draw, dtype=torch.float64), torch.arange(5) % 3)
@@ -61,8 +61,9 @@ def test_one_step_moves_both_players_along_the_gradient_of_f(structure):
     objective = shifted(structure=structure, step=0.03, offset_step=0.2, multiplier=5.0, offset_multiplier=0.5)
     plan, state, batch, f = one_client(objective)
     both = state._replace(**{k: tensors.copies(getattr(state, k)) for k in ("trained", "private")})
-    found = compute_gradients(plan, objective, {}, both, batch, torch.tensor(1))
-    after = move(PLAIN, objective, both, {}, found, torch.tensor(0.1, dtype=torch.float64))
+    rate = torch.tensor(0.1, dtype=torch.float64)
+    found = compute_gradients(plan, objective, {}, both, batch, torch.tensor(1), rate)
+    after = apply_gradients(plan.method.optimiser, objective, both, found, rate)
     torch.testing.assert_close(found.loss, f(state.trained, state.private) + objective.price(state.private))
     draw = torch.Generator().manual_seed(7)
     for name, value in {**state.trained, **state.private}.items():
@@ -148,7 +149,7 @@ def test_delta_alone_is_universal_adversarial_training():
         replies = []
         for number, client in enumerate(data.clients):
             x, y = (torch.from_numpy(values[client.train]) for values in (data.x_train / 255, data.y_train))
-            network = Net(plan.model, {n: held[n] for n in plan.trained}, {n: held[n] for n in plan.kept})
+            network = Net(plan.model, {n: held[n] for n in plan.trained}, {n: held[n] for n in plan.buffers})
 
             def loss(w, delta, network=network, x=x, y=y):
                 network.trained = w
@@ -158,7 +159,7 @@ def test_delta_alone_is_universal_adversarial_training():
             trained = {n: held[n] - 0.1 * g for n, g in down.items()}
             with torch.no_grad():
                 network.trained = {n: held[n] for n in plan.trained}
-                network.kept = {n: held[n] for n in plan.kept}
+                network.kept = {n: held[n] for n in plan.buffers}
                 network(x + deltas[number], statistics="batch")
             replies.append({**trained, **network.kept})
             deltas[number] = deltas[number] + 0.5 * up
@@ -225,7 +226,7 @@ def test_it_combines_with_other_parts():
         structure = "channel"
         norm = "federated"
         objective = "adversarial"
-        aggregator = { name = "chain", stages = ["slack"] }
+        aggregator = { name = "pipeline", pre = ["slack"] }
     """
     read = config.method(config.parse(text))
     assert read.objective.structure == "channel" and read.objective.inner.mix == 0.5

@@ -11,13 +11,13 @@ from conftest import assert_close, federation, fit, net
 from hardy import papers
 from hardy.core.messages import Slot, Updates
 from hardy.core.partition import Role, tags
+from hardy.core.protocols import RoundContext
 from hardy.core.tensors import shapes
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.models import MODELS
 from hardy.models.count import macs
 from hardy.papers.heterofl import cut, held_mean, narrowed
-from hardy.core.protocols import RoundContext
 from hardy.parts.norms import batch
 
 WIDTHS = (0.25, 0.5, 1.0)
@@ -94,7 +94,7 @@ def test_each_client_counts_once_for_each_entry_it_holds():
 
 
 def test_a_width_is_served_by_its_corner_and_its_figures_are_of_it():
-    run = fit(papers.heterofl(widths=WIDTHS, norm=batch(serving="post")), data=unlike(), rounds=1)
+    run = fit(papers.heterofl(widths=WIDTHS, norm=batch(inference_statistics="recomputed")), data=unlike(), rounds=1)
     served = run.engine.plan.method.budget.serve(run.state.shared, 0.5)[0]
     whole = {n: t[0] for n, t in run.state.shared.items()}
     corner = narrowed(shapes(whole), 0.5)

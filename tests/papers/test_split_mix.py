@@ -20,7 +20,8 @@ from hardy.core.net import Mixture, Net
 from hardy.core.partition import Placement
 from hardy.core.server import Cohort
 from hardy.core.tensors import gather, select
-from hardy.data.splits import with_kinds
+from hardy.data.capacity import exponential, groups, log_normal, steps, with_capacity
+from hardy.data.kinds import with_kinds
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.evaluation.measure import ServedClients, order_of_bases, summarise
@@ -30,7 +31,6 @@ from hardy.papers.sfat import slack
 from hardy.papers.split_mix import queue
 from hardy.parts.adversarial import adversarial, by_kind
 from hardy.parts.aggregators.base import pipeline
-from hardy.parts.budgets import exponential, groups, log_normal, steps, with_capacity
 from hardy.parts.norms import batch, dual
 from hardy.parts.objectives import cross_entropy
 from hardy.runs import api as evaluation
@@ -49,7 +49,7 @@ def unlike(capacities=(1.0, 0.25, 0.5, 0.75), data=None):
 def bases(run, count):
     plan = run.engine.plan
     held = [gather(run.state.shared, b) for b in range(count)]
-    return [Net(plan.model, select(h, plan.trained), select(h, plan.kept)) for h in held]
+    return [Net(plan.model, select(h, plan.trained), select(h, plan.buffers)) for h in held]
 
 
 def test_one_base_of_width_one_is_fedavg():
@@ -192,7 +192,7 @@ def test_norms_served_by_the_batch_and_measured_afterwards(serving, engine):
 
 
 def test_served_by_the_batch_an_attack_faces_all_rows_and_the_red_flag_goes_up():
-    run = fit(papers.split_mix(width=0.5, norm=batch(serving="batch")), rounds=1)
+    run = fit(papers.split_mix(width=0.5, norm=batch(inference_statistics="batch")), rounds=1)
     deployed = ServedClients(run.engine, run.state, "test", Branches(), None)
     standing = deployed.standing()
     left = deployed.attacked(pgd(epsilon=0.0, steps=1), standing, torch.tensor(0))
@@ -254,7 +254,7 @@ def test_fedrbn_and_sfat_inside_split_mix():
         assert ((given[1, base] >= lo - 1e-9) & (given[1, base] <= hi + 1e-9)).all()  # a mixture of the AT clients'
         assert given[1, base].abs().sum() > 0
     assert not torch.equal(given[1, 0], given[1, 1])
-    slacked = papers.split_mix(width=0.5).replace(aggregator=chain(stages=(slack(alpha=1 / 6),)))
+    slacked = papers.split_mix(width=0.5).replace(aggregator=pipeline(pre=(slack(alpha=1 / 6),)))
     assert not torch.equal(
         fit(slacked).state.shared["fc.weight"], fit(papers.split_mix(width=0.5)).state.shared["fc.weight"]
     )
@@ -268,7 +268,7 @@ def test_fedrbn_and_sfat_inside_split_mix():
     name = "split_mix"
     width = 0.25
     norm = { name = "dual", clean = { name = "local", statistics = "reported" }, adversarial = { name = "propagated" } }
-    aggregator = { name = "chain", stages = [{ name = "slack" }] }
+    aggregator = { name = "pipeline", pre = [{ name = "slack" }] }
     """
     made = hardy.config.method(hardy.config.parse(text))
     assert made.norm.adversarial == propagated() and made.budget == queue(width=0.25)
@@ -289,7 +289,7 @@ def test_fedrbn_and_sfat_inside_split_mix():
         (lambda: fit(papers.split_mix(width=0.5)).customise(robustness=0.5), r"robustness 0\.5 .*norm dual"),
         (lambda: fit(papers.fedbn()).customise(), r"client"),
         (lambda: exponential(factor=1.0), r"factor > 1"),
-        (lambda: dual(clean=batch(serving="batch")), r"serving = 'batch'"),
+        (lambda: dual(clean=batch(inference_statistics="batch")), r"serving = 'batch'"),
         (
             lambda: hardy.fit(experiment(method={"name": "split_mix", "width": 0.5}), quiet=True),
             r"model\.width is 1\.0",

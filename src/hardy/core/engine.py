@@ -6,12 +6,12 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
-from hardy.core.training import Training
 from hardy.core.federation import Federation
 from hardy.core.messages import Answer, Slot, Updates, Work
 from hardy.core.method import Plan
 from hardy.core.state import ServerState
 from hardy.core.tensors import Tensors
+from hardy.core.training import Training
 
 DataPart = Literal["train", "validation", "test"]
 """which of a client's rows"""
@@ -38,6 +38,9 @@ class Question(NamedTuple):
     part: DataPart
     threat: str = ""
     """the attack they are under, such as "pgd-20"; empty: none"""
+
+    def __str__(self) -> str:
+        return f"{self.part}/{self.threat}" if self.threat else self.part
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from hardy.core.tensors import Tensors
 
 
 class Net:
-    """forward(x, branch, statistics) over the tensors of one slot. Passes in batch mode move `buffers` (the statistics),
-    which the step reads off afterwards; the tensors given are never written to."""
+    """forward(x, branch, statistics) over the tensors of one slot. Passes in batch mode move `buffers`, the
+    statistics, which the step reads off afterwards; the tensors given are never written to."""
 
     def __init__(self, model: nn.Module, trained: Tensors, buffers: Tensors) -> None:
         self.model, self.buffers = model, buffers
@@ -53,7 +53,7 @@ class Net:
 def _rounded(model: nn.Module, trained: Tensors) -> Tensors:
     """Weights as autocast hands them to the products they are for: rounded once, and not in every pass of an attack."""
     device = next(iter(trained.values())).device.type if trained else "cpu"
-    if not torch.is_autocast_enabled(device):
+    if device == "meta" or not torch.is_autocast_enabled(device):
         return trained
     products = {f"{n}.weight" for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
     half = torch.get_autocast_dtype(device)

@@ -1,6 +1,6 @@
 """One server round, the same for every engine. It reads like the papers' server algorithm."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from math import comb, prod
@@ -34,22 +34,21 @@ class FaultModel:
         """The hostile ones of so many clients, the same in every round."""
         return frozenset()
 
-    def affected_tensors(self, roles: dict[str, Role]) -> dict[str, Role]:
-        """The tensors that hostile clients lie about, out of those that are sent."""
-        return roles
+    def refuse_impossible(self, seed: int, clients: int, *, roles: Mapping[str, Role], method: str) -> None:
+        """Refuses attacks that would have no effect on the tensors that the clients of a method send."""
 
     def tamper(
         self,
-        replies: list[Updates],
+        updates: Sequence[Updates],
         work: Work,
         *,
-        hostile: frozenset[int],
-        roles: dict[str, Role],
+        hostile: Collection[int],
+        roles: Mapping[str, Role],
         aggregate: Callable[[Updates], Tensors],
     ) -> list[Updates]:
-        """The round's replies with those of the hostile clients replaced; `aggregate` says what the server would make
-        of them."""
-        return replies
+        """The round's replies with those of the hostile clients replaced; `roles` are those of the tensors sent, and
+        `aggregate` says what the server would make of some replies."""
+        return list(updates)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,18 +132,14 @@ class Server:
         """Refuses what could not work, before anything is trained; returns warnings."""
         population = len(self._examples)
         size, aggregator = self.cohort.size(population), self.plan.aggregator
-        self.plan.method.check(Setting(clients=self.clients, training=self.training, cohort=size))
+        self.plan.method.check(self.setting)
         if size < aggregator.min_updates:
             raise HardyError(
                 f"aggregator {aggregator} needs {aggregator.min_updates} updates or more, but the cohort has {size} "
                 "clients. Ask more clients (cohort), expect fewer hostile ones (a smaller f), or take another rule."
             )
         hostile = self.faults.hostile_clients(self.seed, population)
-        if hostile and not self._lied_about:
-            raise HardyError(
-                f"hostile clients are to lie about tensors that method {self.plan.method.name!r} does not send. "
-                "Change faults.affects, or take another method."
-            )
+        self.faults.refuse_impossible(self.seed, population, roles=self._sent_roles, method=self.plan.method.name)
         if self.plan.method.norm.branches is not None:
             for number, client in enumerate(self.clients):
                 if (rows := min(self.training.batch, len(client.train))) < 2:
@@ -168,6 +163,12 @@ class Server:
             f"{hostile} of {population} clients are hostile and the rule tolerates f = {f} in a cohort of {size}: "
             f"{chance:.1%} of the rounds hold more. Ask more clients (cohort), or raise f."
         ]
+
+    @property
+    def setting(self) -> Setting:
+        """What the method works on."""
+        size = self.cohort.size(len(self._examples))
+        return Setting(clients=self.clients, training=self.training, cohort=size)
 
     def start(self) -> ServerState:
         """The state before the first round."""
@@ -234,7 +235,7 @@ class Server:
             folded = self.plan.aggregator.fold(None, admitted, context) if admitted.slots else None
             return self.plan.aggregator.finish(folded, context, memory)[0]
 
-        return self.faults.tamper(list(arriving), work, hostile=hostile, roles=self._lied_about, aggregate=aggregate)
+        return self.faults.tamper(list(arriving), work, hostile=hostile, roles=self._sent_roles, aggregate=aggregate)
 
     def _unpacked(self, engine: Trains, work: Work, lost: dict[int, str]) -> Iterator[Updates]:
         """Answers from outside unpacked; `lost` gets those that cannot be."""
@@ -293,9 +294,10 @@ class Server:
         return [sum(held)] if self.plan.method.pooled else held
 
     @cached_property
-    def _lied_about(self) -> dict[str, Role]:
+    def _sent_roles(self) -> dict[str, Role]:
+        """The roles of the tensors that clients send."""
         sent = {*self.plan.names(Placement.SHARED), *self.plan.names(Placement.REPORTED)}
-        return self.faults.affected_tensors({name: role for name, role in self.plan.roles.items() if name in sent})
+        return {name: role for name, role in self.plan.roles.items() if name in sent}
 
 
 @dataclass(frozen=True, kw_only=True)

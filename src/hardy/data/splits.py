@@ -1,7 +1,6 @@
 """Who holds which rows: rules that deal a pool of labelled rows to clients, and the federation they make."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -18,9 +17,6 @@ Rule = Callable[[Labels, int, Generator], list[Rows]]
 """Labels of a pool, number of clients, generator -> the rows of each client, no row twice. A client's last rows become
 its validation set, so a rule that sorts must shuffle in the end."""
 Testing = Literal["split", "shared", "matched"]
-Affording = float | Literal["rich"] | tuple[int | str, ...] | dict[str, float] | None
-"""Who can afford adversarial training: a share of each domain's clients, those of the largest capacity, clients by
-number or by domain, or a share for each of some domains."""
 
 _TRIES = 1000
 
@@ -64,21 +60,12 @@ def federate(
         )
         dealt = rule(keys_train[pool], clients, random.stream(seed, "split", number))
         held = [_part(pool[rows], validation) for rows in dealt]
-        for client, (train, _) in enumerate(held, len(made)):
-            if not len(train):
-                name = dataset.name if pooled else domains[number].name
-                raise HardyError(
-                    f"client {client} would get 0 of the {len(pool)} training rows of {name}, dealt to {len(dealt)} "
-                    "clients; it needs 1. Take fewer clients, a higher limit or a more even split."
-                )
-        if test == "shared":
-            tests = [pool_test] * len(held)
-        elif test == "matched":
-            tests = _matched(pool_test, y_test, [y_train[train] for train, _ in held])
-        elif by_owner:
+        name = dataset.name if pooled else domains[number].name
+        _refuse_empty([train for train, _ in held], first=len(made), rows=len(pool), name=name)
+        if test == "split" and by_owner:
             tests = _owned(pool_test, keys_test, [int(keys_train[train[0]]) for train, _ in held])
         else:
-            tests = np.array_split(pool_test, len(held))
+            tests = _tests(test, pool_test, y_test, [y_train[train] for train, _ in held])
         made += [
             Client(
                 domain=domains[np.bincount(home_train[train]).argmax()].name,
@@ -97,37 +84,6 @@ def federate(
         y_test=y_test,
         clients=tuple(made),
     )
-
-
-def with_kinds(federation: Federation, adversarial: Affording) -> Federation:
-    """Makes clients AT, and the others ST; None leaves them as they are. A share takes a domain's first clients,
-    rounded down."""
-    if adversarial is None:
-        return federation
-    domains: dict[str, list[int]] = {}
-    for number, client in enumerate(federation.clients):
-        domains.setdefault(client.domain, []).append(number)
-    shares: dict[int | str, float]
-    if adversarial == "rich":
-        most = max(client.capacity for client in federation.clients)
-        shares = {number: 1.0 for number, client in enumerate(federation.clients) if client.capacity == most}
-    elif isinstance(adversarial, int | float):
-        shares = dict.fromkeys(domains, adversarial)
-    else:
-        shares = dict(adversarial.items()) if isinstance(adversarial, dict) else dict.fromkeys(adversarial, 1.0)
-    chosen: set[int] = set()
-    last = len(federation.clients) - 1
-    for who, share in shares.items():
-        if isinstance(who, int):
-            _require(0 <= who <= last, "a client's number in data.adversarial", who, f"0 to {last}")
-            chosen.add(who)
-        elif who not in domains:
-            raise unknown("domain in data.adversarial", who, domains)
-        else:
-            _require(0 <= share <= 1, f"the share of {who} in data.adversarial", share, "in [0, 1]")
-            chosen.update(domains[who][: int(share * len(domains[who]) + 1e-9)])
-    clients = (replace(c, kind="AT" if n in chosen else "ST") for n, c in enumerate(federation.clients))
-    return replace(federation, clients=tuple(clients))
 
 
 @part("split")
@@ -281,6 +237,22 @@ def _part(rows: Rows, validation: float) -> tuple[Rows, Rows]:
     return rows[:kept], rows[kept:]
 
 
+def _refuse_empty(dealt: Sequence[Rows], *, first: int, rows: int, name: str) -> None:
+    for client, train in enumerate(dealt, first):
+        if not len(train):
+            raise HardyError(
+                f"client {client} would get 0 of the {rows} training rows of {name}, dealt to {len(dealt)} clients; "
+                "it needs 1. Take fewer clients, a higher limit or a more even split."
+            )
+
+
+def _tests(test: Testing, pool: Rows, labels: Labels, trained: Sequence[Labels]) -> list[Rows]:
+    """The test rows of clients who trained on these labels."""
+    if test == "shared":
+        return [pool] * len(trained)
+    return _matched(pool, labels, trained) if test == "matched" else np.array_split(pool, len(trained))
+
+
 def _matched(pool: Rows, labels: Labels, trained: Sequence[Labels]) -> list[Rows]:
     """Test rows of each class by largest remainder; those of a class that nobody trains on go to nobody."""
     dealt: list[list[Rows]] = [[] for _ in trained]
@@ -327,11 +299,6 @@ def _images(domains: Iterable[Pixels]) -> Pixels:
 
 
 __all__ = [
-    "Client",
-    "Federation",
-    "Rows",
-    "Rule",
-    "Testing",
     "blocks",
     "classes_per_client",
     "dirichlet",

@@ -11,10 +11,9 @@ from typing import Any, Literal
 
 import torch
 
-from hardy.attacks.threats import parse
-from hardy.config import Network
+from hardy.attacks.threats import parse_threat
+from hardy.config import NetworkChoice
 from hardy.core import tensors
-from hardy.core.client import Training
 from hardy.core.engine import Branches, Question
 from hardy.core.federation import Federation
 from hardy.core.messages import Answer, Slot, Work
@@ -22,6 +21,7 @@ from hardy.core.method import Plan
 from hardy.core.partition import Placement
 from hardy.core.state import ServerState
 from hardy.core.tensors import Tensors
+from hardy.core.training import Training
 from hardy.errors import HardyError
 from hardy.flower import wire
 from hardy.flower.membership import PAUSE, Membership
@@ -43,7 +43,7 @@ class Flower:
         device: torch.device,
         dtype: torch.dtype,
         roll: Membership,
-        network: Network,
+        network: NetworkChoice,
         token: str,
     ) -> None:
         if plan.method.pooled:
@@ -113,10 +113,11 @@ class Flower:
 
     def measure(self, state: ServerState, asked: Sequence[Question], branches: Branches) -> list[list[float | None]]:
         """The share of its own rows that each client classifies rightly, for each question, as the nodes say."""
-        shared = wire.pack(state.shared)
+        asked = [Question(part, threat and parse_threat(threat).name) for part, threat in asked]
+        shared = wire.pack(self.plan.aggregator.served(state.shared, state.memory))
         settings: dict[str, Any] = {
             "parts": [part for part, _ in asked],
-            "threats": [threat and parse(threat).name for _, threat in asked],
+            "threats": [threat for _, threat in asked],
             **{name: getattr(branches, name) for name in ("attack", "predict") if getattr(branches, name)},
         }
         found: list[list[float | None]] = [[None] * len(self.data.clients) for _ in asked]
@@ -132,8 +133,8 @@ class Flower:
             if said.get("round") != state.round:
                 _LOG.warning("round %d, evaluate: client %d refused: figures of another round", state.round, client)
                 continue
-            for place in range(len(asked)):
-                value = said.get(str(place))
+            for place, question in enumerate(asked):
+                value = said.get(str(question))
                 if isinstance(value, float) and 0 <= value <= 1:
                     found[place][client] = value
         return found

@@ -11,7 +11,8 @@ q share of the attacked images in the loss · x̃ the attacked x
 3. The server aggregates as the method underneath does.
 """
 
-from hardy.attacks.gradient import Attack, pgd
+from hardy.attacks.base import Attack
+from hardy.attacks.gradient import pgd
 from hardy.core.method import Method
 from hardy.core.protocols import Norm, Objective, Optimiser
 from hardy.papers.fedavg import fedavg, fedprox

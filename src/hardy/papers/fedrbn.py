@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.func import grad_and_value
 from torch.nn import functional as F
 
-from hardy.attacks.gradient import Attack, pgd
+from hardy.attacks.base import Attack
+from hardy.attacks.gradient import pgd
 from hardy.core import random, tensors
 from hardy.core.federation import Client
 from hardy.core.layers import Call, CountedStatistics, Statistics

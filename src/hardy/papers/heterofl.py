@@ -49,7 +49,6 @@ from hardy.parts.optimisers import sgd
 from hardy.registry import part
 
 _WIDTHS = (0.125, 0.25, 0.5, 1.0)
-_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 
 class Axes(NamedTuple):
@@ -63,7 +62,7 @@ def channel_axes(model: nn.Module, shape: ImageShape) -> dict[str, Axes]:
     """How each tensor of a model is cut, from one forward pass: by the type of its layer and what feeds it."""
     given = deepcopy(model).to("meta")  # nothing is computed, and the model stays as it is
     own = dict(zip(_layers(given), _layers(model), strict=True))
-    order: list[nn.Module] = []
+    order: list[nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear] = []
     for layer in own:
         layer.register_forward_hook(lambda module, *_: order.append(own[module]))
     given(torch.empty(1, *shape, device="meta", dtype=next(given.parameters()).dtype))
@@ -72,18 +71,18 @@ def channel_axes(model: nn.Module, shape: ImageShape) -> dict[str, Axes]:
     before = 0
     paths = {module: path for path, module in model.named_modules()}
     for layer in layers:
-        inputs = layer.weight.shape[1]  # type: ignore[union-attr,operator]
+        inputs = layer.weight.shape[1]
         outputs = layer is not layers[-1]
         # a linear layer behind a grid has a block of inputs for each channel
         blocks = inputs // before if isinstance(layer, nn.Linear) and before and inputs % before == 0 else 1
         axes[f"{paths[layer]}.weight"] = Axes(outputs, 0 if layer is layers[0] else blocks)
         axes[f"{paths[layer]}.bias"] = Axes(outputs, 0)
-        before = layer.weight.shape[0]  # type: ignore[union-attr,operator]
+        before = layer.weight.shape[0]
     return axes
 
 
-def _layers(model: nn.Module) -> list[nn.Module]:
-    return [module for module in model.modules() if isinstance(module, _LAYERS)]
+def _layers(model: nn.Module) -> list[nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear]:
+    return [module for module in model.modules() if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear)]
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ def _paste(part: Tensor, whole: Tensor) -> Tensor:
 class CornerBudget(Budget):
     """Every client trains the widest corner of the one network that it can afford."""
 
-    widths: tuple[float, ...] = _WIDTHS  # type: ignore[assignment]
+    widths: tuple[float, ...] = _WIDTHS
     """trained and served"""
     slimmable: bool = False
     """a client trains every width it can afford, the losses added up, and not the widest alone"""
@@ -186,8 +185,7 @@ class CornerBudget(Budget):
                 )
 
     def submodels(self, model: nn.Module, shape: ImageShape) -> Submodels:
-        state = {n: t for n, t in (*model.named_parameters(), *model.named_buffers())}
-        whole = {n: tuple(t.shape) for n, t in state.items()}
+        whole = {n: tuple(t.shape) for n, t in (*model.named_parameters(), *model.named_buffers())}
         return Corners(self.widths, self.slimmable, whole, channel_axes(model, shape))
 
     def serve(self, held: Tensors, width: float, submodels: Submodels | None = None) -> list[Tensors]:

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hardy.attacks.gradient import Attack, pgd
+from hardy.attacks.base import Attack
+from hardy.attacks.gradient import pgd
 from hardy.core import random
 from hardy.core.layers import BatchNorm, Statistics, current, scale_and_shift
 from hardy.core.method import Method

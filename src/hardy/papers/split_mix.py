@@ -22,16 +22,17 @@ from math import sqrt
 import torch
 from torch import nn
 
-from hardy.attacks.gradient import Attack, pgd
+from hardy.attacks.base import Attack
+from hardy.attacks.gradient import pgd
 from hardy.core import random
-from hardy.core.federation import Client
+from hardy.core.federation import Client, affordable
 from hardy.core.layers import BatchNorm
 from hardy.core.messages import Slot
 from hardy.core.method import Method
 from hardy.core.protocols import Fact, Norm, Objective, Optimiser, Setting
 from hardy.errors import HardyError
 from hardy.parts.adversarial import adversarial
-from hardy.parts.budgets import Mixed, affordable
+from hardy.parts.budgets import Mixed
 from hardy.parts.norms import batch, dual
 from hardy.parts.objectives import cross_entropy
 from hardy.parts.optimisers import sgd
@@ -77,8 +78,8 @@ class Queue(Mixed):
         for number, client in enumerate(setting.clients):
             if not affordable(client.capacity, self.width):
                 raise HardyError(
-                    f"client {number} can train a width of {client.capacity:g}, below the {self.width:g} of a base. Take "
-                    "narrower bases (method.width), or raise its capacity (data.capacity)."
+                    f"client {number} can train a width of {client.capacity:g}, below the {self.width:g} of a base. "
+                    "Take narrower bases (method.width), or raise its capacity (data.capacity)."
                 )
 
     def networks(self, build: Callable[[], nn.Module]) -> list[nn.Module]:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hardy.attacks.gradient import Attack, pgd
+from hardy.attacks.base import Attack
+from hardy.attacks.gradient import pgd
 from hardy.core import random
 from hardy.core.layers import Call
 from hardy.core.net import Net

@@ -8,7 +8,7 @@ stay with the client too.
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -181,14 +181,14 @@ class Clip(Optimiser):
 class Chain(Optimiser):
     """Optimisers one after another; the last one makes the step. In Python: `chain(clip(norm=1.0), sgd())`."""
 
-    links: tuple[Optimiser, ...] = ()  # type: ignore[assignment]
+    links: tuple[Optimiser, ...] = ()
 
     def __post_init__(self) -> None:
         steps = [type(link).__name__ for link in self.links if link.makes_step]
         if len(steps) != 1 or not self.links[-1].makes_step:
             raise HardyError(
-                f"chain of {[type(link).__name__ for link in self.links]}: exactly one link makes the step, and it must "
-                "be the last. Usual fix: end with sgd, adam or adamw."
+                f"chain of {[type(link).__name__ for link in self.links]}: exactly one link makes the step, and it "
+                "must be the last. Usual fix: end with sgd, adam or adamw."
             )
         if any(isinstance(link, Chain) for link in self.links):
             raise HardyError("a chain inside a chain: put all links into one.")
@@ -218,11 +218,11 @@ class Chain(Optimiser):
         return gradient, state
 
     def finish(self, outcome: Outcome) -> tuple[Tensors, Tensors]:
-        state, sent = outcome.state, dict[str, Tensor]()
+        sent: Tensors = {}
         for link in self.links:
-            kept, more = link.finish(outcome)
-            state, sent = {**state, **kept}, {**sent, **more}
-        return state, sent
+            state, more = link.finish(outcome)
+            outcome, sent = replace(outcome, state=state), {**sent, **more}
+        return outcome.state, sent
 
 
 def chain(*links: Optimiser) -> Optimiser:

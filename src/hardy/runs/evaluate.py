@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardy.attacks.gradient import Attack
-from hardy.attacks.threats import Threat, parse, parse_all
+from hardy.attacks.base import Attack
+from hardy.attacks.threats import Threat, parse_threat, parse_threats
 from hardy.core import random
-from hardy.core.engine import Branches, Part
+from hardy.core.engine import Branches, DataPart
 from hardy.core.files import disk, write_atomic
 from hardy.errors import HardyError
 from hardy.evaluation import projections
@@ -44,7 +44,7 @@ def evaluate_run(
     predict_branch: str | None = None,
     width: float = 1.0,
     robustness: float | None = None,
-    part: Part = "test",
+    part: DataPart = "test",
     limit: int | None = None,
     epsilons: Sequence[float] = (),
     checks: bool = True,
@@ -134,7 +134,7 @@ def evaluate_settings(
             standard = _published(found["standard_accuracy"])
             rows.append({**costing, "standard_accuracy": standard, "robust_accuracy": published(found)})
     if run.folder is not None:
-        found = {"round": run.state.round, "settings": rows, **costs.training(run)}
+        found = {"round": run.state.round, "settings": rows, **costs.training_costs(run)}
         write_atomic(run.folder / "settings.json", json.dumps(found).encode())
         if report:
             write_new_report(run)
@@ -151,14 +151,14 @@ def write_new_report(run: Run) -> None:
 def _threats(threats: str | Sequence[str | Threat], epsilons: Sequence[float]) -> list[Threat]:
     """The threats named, and each of them at every further radius; each once."""
     if isinstance(threats, str):
-        threats = parse_all(threats) if threats.strip() else ()
-    given = [parse(threat) if isinstance(threat, str) else threat for threat in threats]
+        threats = parse_threats(threats) if threats.strip() else ()
+    given = [parse_threat(threat) if isinstance(threat, str) else threat for threat in threats]
     for threat in list(given) if epsilons else ():
         if "@" in threat.name or not hasattr(threat.attack, "epsilon"):
             raise HardyError(
                 f"no curve over radii for threat {threat.name!r}; name it without options, such as pgd-20."
             )
-        given += [parse(f"{threat.name}@{epsilon:g}/255") for epsilon in epsilons]
+        given += [parse_threat(f"{threat.name}@{epsilon:g}/255") for epsilon in epsilons]
     return list({threat.name: threat for threat in given}.values())
 
 

@@ -10,18 +10,18 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from hardy.attacks.threats import parse
+from hardy.attacks.threats import parse_threat
 from hardy.core.engine import Question
 from hardy.core.files import disk, write_atomic
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.evaluation import projections
 from hardy.evaluation.measure import figures
-from hardy.evaluation.metrics import diagnose
+from hardy.evaluation.metrics import measure_metrics
 from hardy.runs import costs
 from hardy.runs import folder as folders
 from hardy.runs.checkpoint import Checkpoint, save_checkpoint
-from hardy.runs.evaluate import evaluate_run, evaluate_settings, published, write_new_report
+from hardy.runs.evaluate import evaluate_run, evaluate_settings, of_round, published, write_new_report
 from hardy.runs.progress import Progress
 from hardy.runs.run import Run, RunTotals
 
@@ -126,9 +126,9 @@ def _evaluate(run: Run, line: dict[str, Any]) -> bool:
     if attacked:
         line["selection_accuracy"] = attacked[0]
     run.figures.latest = test
-    if choice.diagnose:
-        engine, rate = run.needs_local("evaluation.diagnose"), experiment.training.rate_at(done - 1, experiment.rounds)
-        line |= diagnose(engine, run.state, rate)
+    if choice.metrics:
+        engine, rate = run.needs_local("evaluation.metrics"), experiment.training.rate_at(done - 1, experiment.rounds)
+        line |= measure_metrics(engine, run.state, choice.metrics, rate=rate, branch=choice.predict_branch)
     score, best = (attacked or [validation])[0]["mean"], run.figures.best
     if best is not None and best.get("select") != choice.select:
         best = None  # the run goes on by another measure
@@ -148,13 +148,14 @@ def _measured(run: Run, asked: list[Question]) -> list[dict[str, Any]]:
 def _measure_finished(run: Run, *, quiet: bool) -> None:
     """What the experiment asks of its last round and is not known yet; the report comes last."""
     choice, folder, plan = run.experiment.evaluation, run.folder, run.engine.plan
+    run.robust = of_round(run.robust, run.state.round)
     _write_summary(run)
     if folder is not None:
         projections.write_projections(folder, run.state.round, norms=projections.norms(plan, run.own))
         if run.local and (len(plan.method.budget.widths) > 1 or choice.robustness):
             threats = choice.threats if choice.robustness else ()
             evaluate_settings(run, robustness=choice.robustness, threats=threats, quiet=quiet, report=False)
-    missing = [name for threat in choice.threats if (name := parse(threat).name) not in run.robust]
+    missing = [name for threat in choice.threats if (name := parse_threat(threat).name) not in run.robust]
     if missing and run.local:
         run.robust |= published(evaluate_run(run, missing, quiet=quiet, report=False))
     elif missing:
