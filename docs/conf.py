@@ -13,7 +13,8 @@ import hardy
 
 reference.write(HERE / "_generated")
 
-project, author, copyright = "Hardy", "The Hardy authors", "The Hardy authors"
+project, author = "Hardy", "The Hardy authors"
+project_copyright = author
 version = release = hardy.__version__
 extensions = ["myst_parser"]
 root_doc = "docs/index"

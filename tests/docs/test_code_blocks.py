@@ -29,8 +29,8 @@ def blocks(page: Path, language: str) -> list[str]:
     return found
 
 
-def having(language: str) -> list:
-    return [pytest.param(page, id=page.stem) for page in PAGES if blocks(page, language)]
+def having(*languages: str) -> list:
+    return [pytest.param(page, id=page.stem) for page in PAGES if any(blocks(page, one) for one in languages)]
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def registry():
     PARTS.update(before)
 
 
-@pytest.mark.parametrize("page", having("python"))
+@pytest.mark.parametrize("page", having("python", "pycon"))
 def test_python_runs(page, tmp_path, monkeypatch, registry, capsys):
     monkeypatch.chdir(tmp_path)
     script = tmp_path / f"{page.stem}_page.py"
