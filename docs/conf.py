@@ -18,7 +18,15 @@ project_copyright = author
 version = release = hardy.__version__
 extensions = ["myst_parser"]
 root_doc = "docs/index"
-include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**", "experiments/**", "benchmarks/**"]
+include_patterns = [
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "docs/**",
+    "experiments/**",
+    "benchmarks/**",
+    "examples/**",
+]
 exclude_patterns = ["docs/_build", "docs/_generated", "docs/*.py", "**/results", "**/peers"]
 source_suffix = {".md": "markdown"}
 nitpicky = True
