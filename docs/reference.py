@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import hardy.flower  # noqa: F401  registers what only a network needs
+import hardy  # noqa: F401  registers all parts
 from hardy.attacks.threats import PRESETS
 from hardy.config import Experiment
 from hardy.registry import KINDS, PARTS, name_of
