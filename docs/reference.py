@@ -11,6 +11,7 @@ import textwrap
 import types
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -122,6 +123,7 @@ def tree(value: Any) -> Iterator[Any]:
             yield from tree(each)
 
 
+@cache
 def field_docs(table: type) -> dict[str, str]:
     """Field -> the string literal under it."""
     source = ast.parse(textwrap.dedent(inspect.getsource(table))).body[0]
