@@ -150,7 +150,7 @@ class Run:
             self.customise(width=width, robustness=robustness, client=client),
             out,
             name=self.experiment.name,
-            round=self.state.round,
+            round_number=self.state.round,
             classes=self.engine.data.classes,
             settings=known_settings(self),
         )
