@@ -67,12 +67,19 @@ def with_momentum(method):
     return method.replace(optimiser=chain(*links, OPTIMISER)) if last == sgd() else method
 
 
+def without_momentum(method):
+    """The same with weight decay alone: momentum that is born anew has no effect on one step."""
+    *links, last = method.optimiser.links
+    plain = last in (OPTIMISER, sgd())
+    return method.replace(optimiser=chain(*links, sgd(weight_decay=1e-3))) if plain else method
+
+
 def fit(method, *, data=None, out=None, model=net, **changes) -> hardy.Run:
     """A run with momentum and weight decay, unless it takes one step or the method says otherwise."""
-    chosen = experiment(**changes)
-    if chosen.training.steps != 1:
-        method = with_momentum(method)
-    return hardy.fit(chosen, method=method, model=model, data=data or federation(), out=out, quiet=True)
+    chosen, data = experiment(**changes), data or federation()
+    steps = max(chosen.training.local_steps(len(client.train), 0) for client in data.clients)
+    method = with_momentum(method) if steps > 1 or method.pooled else without_momentum(method)
+    return hardy.fit(chosen, method=method, model=model, data=data, out=out, quiet=True)
 
 
 def everything(run) -> dict[str, torch.Tensor]:
@@ -109,5 +116,6 @@ def shortened(part):
 
 @pytest.fixture(params=sorted(PARTS["method"]))
 def method(request):
-    """Every method of the registry, with its defaults; attacks are cut short, since no law hangs on their length."""
-    return shortened(PARTS["method"][request.param]())
+    """Every method of the registry, with its defaults; attacks are cut short, since no law hangs on their length, and
+    SGD has momentum."""
+    return with_momentum(shortened(PARTS["method"][request.param]()))

@@ -66,17 +66,17 @@ def one_net(norm):
 def test_branches_keep_their_own_statistics():
     """Clean images move the clean statistics only, attacked ones the adversarial only, the attack none."""
     made, given, key = one_net(dual())
-    before = dict(made.kept)
+    before = dict(made.buffers)
     cross_entropy().loss(made, {}, given, key)
-    moved = {n for n in before if not torch.equal(before[n], made.kept[n])}
+    moved = {n for n in before if not torch.equal(before[n], made.buffers[n])}
     assert moved and all(".clean." in n for n in moved)
-    made.kept = dict(before)
+    made.buffers = dict(before)
     adversarial(mix=1.0, branch="adversarial").loss(made, {}, given, key)
-    moved = {n for n in before if not torch.equal(before[n], made.kept[n])}
+    moved = {n for n in before if not torch.equal(before[n], made.buffers[n])}
     assert moved and all(".adversarial." in n for n in moved)
-    made.kept = dict(before)
+    made.buffers = dict(before)
     adversarial(branch="adversarial").craft(made, given, key)
-    assert all(made.kept[n] is before[n] for n in before)
+    assert all(made.buffers[n] is before[n] for n in before)
 
 
 def test_an_objective_without_its_branch_is_refused():
@@ -105,7 +105,7 @@ def test_absent_classes_get_no_gradient():
         bias = next(n for n in reversed(made.trained) if n.endswith("bias"))
 
         def loss(value):
-            return objective.loss(Net(made.model, {**made.trained, bias: value}, made.kept), {}, two, key)
+            return objective.loss(Net(made.model, {**made.trained, bias: value}, made.buffers), {}, two, key)
 
         return torch.func.grad(loss)(made.trained[bias])
 

@@ -169,18 +169,18 @@ def one_net(norm=None, given=True):
 
 
 def gradient(objective, made, given, key):
-    return grad(lambda w: objective.loss(Net(made.model, w, made.kept), {}, given, key))(made.trained)
+    return grad(lambda w: objective.loss(Net(made.model, w, made.buffers), {}, given, key))(made.trained)
 
 
 def test_calibration_is_equation_five_and_leaves_the_frozen_branch_alone():
     made, given, key = one_net()
-    before = dict(made.kept)
+    before = dict(made.buffers)
     clean, frozen = (
-        F.cross_entropy(Net(made.model, made.trained, made.kept)(given.x, branch=b, statistics=s), given.y)
+        F.cross_entropy(Net(made.model, made.trained, made.buffers)(given.x, branch=b, statistics=s), given.y)
         for b, s in (("clean", "batch"), ("adversarial", "running"))
     )
     torch.testing.assert_close(pnc(weight=0.3).loss(made, {}, given, key), 0.7 * clean + 0.3 * frozen)
-    moved = {n for n in before if not torch.equal(before[n], made.kept[n])}
+    moved = {n for n in before if not torch.equal(before[n], made.buffers[n])}
     assert moved and all(".clean." in n for n in moved)
 
 
@@ -194,7 +194,7 @@ def test_the_second_gradient_is_clipped():
         scale = min(1.0, clip / length.item())
         by_hand = {n: g - second[n] + scale * second[n] for n, g in part[0.5].items()}
         assert_close(gradient(pnc(clip=clip), made, given, key), by_hand, 1e-12)
-        losses = (pnc(clip=c).loss(Net(made.model, made.trained, made.kept), {}, given, key) for c in (clip, inf))
+        losses = (pnc(clip=c).loss(Net(made.model, made.trained, made.buffers), {}, given, key) for c in (clip, inf))
         torch.testing.assert_close(*losses)
 
 
@@ -274,9 +274,9 @@ def test_noise_falls_on_the_statistics_only():
     for seed in range(200):
         for setting in (quiet, loud):
             made, given, _ = setting
-            here = Net(made.model, made.trained, made.kept)
+            here = Net(made.model, made.trained, made.buffers)
             here(given.x, statistics="batch", key=random.fold(torch.tensor(1), seed))
-            drawn.append(here.kept["norm1.clean.mean"])
+            drawn.append(here.buffers["norm1.clean.mean"])
     apart = torch.stack(drawn[1::2]) - torch.stack(drawn[::2])
     assert abs(apart.std().item() - 0.5) < 0.03 and abs(apart.mean().item()) < 0.05
     run = fit(papers.fedrbn(attack=SHORT, noise=5.0), rounds=1)

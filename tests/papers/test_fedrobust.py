@@ -91,7 +91,7 @@ def test_a_structure_is_the_full_matrix_kept_to_a_subspace(structure):
     objective = shifted(structure=structure)
     draw = torch.Generator().manual_seed(0)
     private = {
-        n: torch.randn(t.shape, generator=draw, dtype=torch.float64) for n, t in objective.private({}, shape).items()
+        n: torch.randn(t.shape, generator=draw, dtype=torch.float64) for n, t in objective.private(shape).items()
     }
     matrix = matrix_of(objective, private, shape)
     length, _ = objective.lengths(private)
@@ -112,7 +112,7 @@ def test_about_a_centre_images_are_shifted_as_if_scaled_to_both_sides_of_it(stru
     shape, about = (3, 8, 8), shifted(structure=structure, centre=0.5)
     draw = torch.Generator().manual_seed(0)
     private = {
-        n: torch.randn(t.shape, generator=draw, dtype=torch.float64) for n, t in about.private({}, shape).items()
+        n: torch.randn(t.shape, generator=draw, dtype=torch.float64) for n, t in about.private(shape).items()
     }
     x = torch.rand(4, *shape, generator=draw, dtype=torch.float64)
     twice = {**private, "shift.offset": 2 * private["shift.offset"]}  # a pixel is half of a scaled one
@@ -159,9 +159,9 @@ def test_delta_alone_is_universal_adversarial_training():
             trained = {n: held[n] - 0.1 * g for n, g in down.items()}
             with torch.no_grad():
                 network.trained = {n: held[n] for n in plan.trained}
-                network.kept = {n: held[n] for n in plan.buffers}
+                network.buffers = {n: held[n] for n in plan.buffers}
                 network(x + deltas[number], statistics="batch")
-            replies.append({**trained, **network.kept})
+            replies.append({**trained, **network.buffers})
             deltas[number] = deltas[number] + 0.5 * up
         held = {n: torch.stack([r[n] for r in replies]).mean(0) for n in held}
     assert_close({n: t[0] for n, t in run.state.shared.items()}, held, 1e-9)
@@ -333,9 +333,9 @@ def test_mistakes():
         ({"structure": "low_rank", "size": 9}, SHAPE, "size is 9; images of 8x8 have at most 8"),
     ):
         with pytest.raises(HardyError, match=message):
-            shifted(**options).private({}, shape)
+            shifted(**options).private(shape)
     for structure in ("block", "channel", "low_rank", "diagonal", "identity"):  # large images are possible
-        held = shifted(structure=structure).private({}, (3, 256, 256))
+        held = shifted(structure=structure).private((3, 256, 256))
         assert sum(t.numel() for t in held.values()) < 1e7
 
 
