@@ -22,11 +22,11 @@ import torch
 import hardy
 from engines import federation, provenance
 from hardy.attacks.gradient import pgd
-from hardy.core.client import Training
 from hardy.core.server import Cohort
+from hardy.core.training import Training
+from hardy.data.capacity import exponential, with_capacity
 from hardy.engines import EngineChoice, lane
 from hardy.models import digits_cnn, tiny_cnn
-from hardy.parts.budgets import exponential, with_capacity
 from hardy.registry import PARTS
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hardy.core.client import Training
+from hardy.core.training import Training
 from hardy.config import Experiment
 from hardy.core.federation import Client, Federation
 from hardy.engines import ENGINES, EngineChoice

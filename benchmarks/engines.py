@@ -22,10 +22,10 @@ import torch
 import hardy
 from hardy.attacks.threats import parse
 from hardy.core import client, tensors
-from hardy.core.client import Training
-from hardy.core.federation import Client, Federation
-from hardy.engines import EngineChoice
 from hardy.core.engine import Branches
+from hardy.core.federation import Client, Federation
+from hardy.core.training import Training
+from hardy.engines import EngineChoice
 from hardy.evaluation.measure import ServedClients
 from hardy.models import digits_cnn, fbn_cnn
 

@@ -21,7 +21,7 @@ from engines import CUDA, federation, prepare, provenance, train_only, work_of
 from hardy import papers
 from hardy.attacks.gradient import fgsm, pgd
 from hardy.core import tensors
-from hardy.core.client import Training
+from hardy.core.training import Training
 from hardy.errors import HardyError
 from hardy.models import flra_alexnet, tiny_cnn
 from hardy.papers.fedrobust import Structure

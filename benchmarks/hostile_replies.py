@@ -24,11 +24,11 @@ import torch
 from numpy.typing import NDArray
 
 from hardy import models, papers
-from hardy.core.client import Training
+from hardy.core.engine import Trains
 from hardy.core.federation import Client
 from hardy.core.messages import Answer, Slot, Work
-from hardy.core.engine import Trains
 from hardy.core.server import Server
+from hardy.core.training import Training
 from hardy.parts.aggregators.base import Aggregator, chain
 from hardy.registry import PARTS
 

@@ -25,7 +25,8 @@ import torch
 from hardy.core.messages import Slot, Updates
 from hardy.core.partition import Role
 from hardy.parts.aggregators import stages as mixing, robust
-from hardy.parts.aggregators.base import RoundContext, Stage
+from hardy.core.protocols import RoundContext
+from hardy.parts.aggregators.base import Stage
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PARAMETERS = 14_000_000

@@ -17,10 +17,10 @@ import hardy
 from engines import federation, provenance
 from hardy import papers
 from hardy.attacks.gradient import pgd
-from hardy.core.client import Training
+from hardy.core.training import Training
+from hardy.data.capacity import exponential, with_capacity
 from hardy.engines import EngineChoice
 from hardy.models import digits_cnn
-from hardy.parts.budgets import exponential, with_capacity
 
 
 def rounds(method, data, width: float, engine: str, times: int = 3) -> float:

@@ -12,10 +12,10 @@ import torch
 from conftest import everything, experiment, federation, fit, net
 from hardy import papers
 from hardy.core.admission import Admission
-from hardy.core.client import Training
 from hardy.core.engine import Trains
 from hardy.core.messages import Answer, Slot, Updates
 from hardy.core.partition import Placement, Role
+from hardy.core.training import Training
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.faults.injection import Faults

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import work
 
-from hardy.core.client import Training
+from hardy.core.training import Training
 from hardy.config import Experiment
 from hardy.core.federation import Client, Federation
 from hardy.engines import Engine, EngineChoice

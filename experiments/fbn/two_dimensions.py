@@ -18,7 +18,7 @@ from hardy.core.messages import Slot, Updates
 from hardy.core.net import Net
 from hardy.papers.fbn import federated
 from hardy.papers.fixbn import fixed
-from hardy.parts.aggregators.base import RoundContext
+from hardy.core.protocols import RoundContext
 from hardy.parts.norms import batch
 
 CLIENTS, POINTS, ROUNDS = 10, 30, 100
@@ -53,10 +53,10 @@ def rounds(norm, gamma: float, seed: int = 0):
         for x in points:
             now = {name: value[0] for name, value in shared.items()}
             trained = {name: now[name] for name in plan.trained}
-            net = Net(plan.model, trained, {**{n: now[n] for n in plan.kept}, **sent})
+            net = Net(plan.model, trained, {**{n: now[n] for n in plan.buffers}, **sent})
             with forcing("running" if norm.frozen(t) else None):
                 outs.append(net(x, statistics="batch"))
-            kept.append({**now, **{n: net.kept[n] for n in plan.kept}})
+            kept.append({**now, **{n: net.kept[n] for n in plan.buffers}})
         ones = torch.ones(CLIENTS, dtype=torch.float64)
         slots = [Slot(i) for i in range(CLIENTS)]
         told = {name: torch.stack([row[name] for row in kept]) for name in shared}

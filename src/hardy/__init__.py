@@ -8,8 +8,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from hardy import models, papers, parts
 from hardy.config import Experiment, read
-from hardy.core.client import Training
 from hardy.core.method import Method
+from hardy.core.training import Training
 from hardy.data.array_sources import arrays
 from hardy.data.splits import federate
 from hardy.errors import HardyError

@@ -16,7 +16,7 @@ from typing import Any, get_args
 import hardy
 from hardy import config
 from hardy.attacks.threats import PRESETS
-from hardy.core.engine import Part
+from hardy.core.engine import DataPart
 from hardy.core.files import write_atomic
 from hardy.data.sources import data_root, describe
 from hardy.engines import ENGINES, seconds_per_slot
@@ -80,7 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--threats", default="", metavar="A,B", help="such as pgd-20,autoattack (see hardy parts)")
     evaluate.add_argument("--attack-branch", help="statistics the attacks climb on (default: the experiment's)")
     evaluate.add_argument("--predict-branch", help="statistics images are judged with (default: the experiment's)")
-    evaluate.add_argument("--part", choices=get_args(Part), default="test", help="of each client's rows; default test")
+    evaluate.add_argument(
+        "--part", choices=get_args(DataPart), default="test", help="of each client's rows; default test"
+    )
     evaluate.add_argument("--limit", type=int, metavar="N", help="only the first N of those rows of each client")
     evaluate.add_argument("--epsilons", type=_numbers, default=(), metavar="2,4,8", help="radii in 1/255, for a curve")
     evaluate.add_argument("--best", action="store_true", help="as it was at its best round on validation rows")

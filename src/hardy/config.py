@@ -14,11 +14,12 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hardy.attacks.threats import parse as parse_threat
 from hardy.core.admission import Admission
-from hardy.core.client import Training
 from hardy.core.method import Method
+from hardy.core.protocols import Metric, Optimiser
 from hardy.core.server import Cohort
-from hardy.data.splits import Affording
-from hardy.engines import EngineChoice
+from hardy.core.training import Training
+from hardy.data.kinds import Affording
+from hardy.engines.auto import EngineChoice
 from hardy.errors import HardyError, unknown
 from hardy.faults.injection import Faults
 from hardy.parts.compression import Compression
@@ -57,6 +58,10 @@ class DataChoice:
     capacity: str | Table | None = None
     """the width each client can train, a share of the ×1 network's; absent: 1 for all"""
 
+    def __post_init__(self) -> None:
+        if self.shift_test and self.shift is None:
+            raise HardyError("data.shift_test is true, but there is no data.shift, so it has no effect. Leave it out.")
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationChoice:
@@ -70,14 +75,13 @@ class EvaluationChoice:
     """attack under which accuracy on validation rows chooses the best round; absent: clean accuracy does, which may
     rise on under adversarial training while robustness falls"""
     attack_branch: str | None = None
-    """statistics the attacks climb on; absent: those of the branch the norm serves with"""
+    """statistics the attacks climb on; absent: those that predictions are made with"""
     predict_branch: str | None = None
-    """statistics images are judged with, attacked or not; absent: the same"""
+    """statistics images are judged with, attacked or not; absent: those of the branch that the norm serves with"""
     robustness: tuple[float, ...] = ()
     """levels λ at which every width of the finished run is measured, under the threats too; needs a dual norm"""
-    diagnose: bool = False
-    """at every evaluation also record what the objective can say of its convergence (FedRobust: primal gap, ‖∇Φ‖,
-    conditions on the step sizes); takes about as long as 25 local steps"""
+    metrics: tuple[Metric, ...] = ()
+    """figures to record at every evaluation besides loss and accuracy, such as ["primal_gap"]"""
     drift: bool = False
     """record each round how far the clients' weights lie apart; costs a pass over all replies, held in memory"""
 
@@ -97,7 +101,19 @@ class EvaluationChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class CheckpointChoice:
+    """`[checkpoint]`: when the run is saved."""
+
+    every: int | None = None
+    """rounds between two checkpoints; absent: as often as costs less than a twentieth of the time"""
+
+    def __post_init__(self) -> None:
+        if self.every is not None and self.every < 1:
+            raise HardyError(f"checkpoint.every is {self.every}; it must be 1 or more, or absent.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkChoice:
     """`[network]`: what a run over Flower expects of its nodes."""
 
     clients: int | None = None
@@ -122,18 +138,6 @@ class Network:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointChoice:
-    """`[checkpoint]`: when the run is saved."""
-
-    every: int | None = None
-    """rounds between two checkpoints; absent: as often as costs less than a twentieth of the time"""
-
-    def __post_init__(self) -> None:
-        if self.every is not None and self.every < 1:
-            raise HardyError(f"checkpoint.every is {self.every}; it must be 1 or more, or absent.")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Experiment:
     """Everything a run depends on."""
 
@@ -143,12 +147,14 @@ class Experiment:
     data: DataChoice = field(default_factory=DataChoice)
     model: str | Table = "tiny_cnn"
     method: str | Table = "fedavg"
+    optimiser: Optimiser | None = None
+    """how clients step; absent: the method's own, plain SGD for most. A method adds its links (SCAFFOLD's control)"""
     training: Training = field(default_factory=Training)
     cohort: Cohort = field(default_factory=Cohort)
     faults: Faults = field(default_factory=Faults)
     admission: Admission = field(default_factory=Admission)
     engine: EngineChoice = field(default_factory=EngineChoice)
-    network: Network = field(default_factory=Network)
+    network: NetworkChoice = field(default_factory=NetworkChoice)
     evaluation: EvaluationChoice = field(default_factory=EvaluationChoice)
     checkpoint: CheckpointChoice = field(default_factory=CheckpointChoice)
 
@@ -157,6 +163,10 @@ class Experiment:
             raise HardyError(f"rounds is {self.rounds}; it must be 1 or more.")
         if not 0 <= self.seed < 2**63:
             raise HardyError(f"seed is {self.seed}; it must be in [0, 2^63).")
+        if self.network != NetworkChoice() and self.engine.name not in ("flower", "auto"):
+            raise HardyError(
+                f"[network] has no effect with engine {self.engine.name!r}. Leave it out, or take engine flower."
+            )
 
     def to_toml(self) -> str:
         return dump(_table(self))
@@ -197,10 +207,36 @@ def parse(text: str, overrides: Iterable[str] = (), *, where: str = "experiment"
     table.pop("versions", None)  # written by a run, for the reader
     for override in overrides:
         _override(table, override)
+    _refuse_renamed(table)
     experiment: Experiment = construct(Experiment, table, "")
     if check:
         method(experiment)  # a mistake in a part shows before anything is loaded
     return experiment
+
+
+RENAMED = {
+    "training.momentum": 'optimiser = { name = "sgd", momentum = ... }',
+    "training.weight_decay": 'optimiser = { name = "sgd", weight_decay = ... }',
+    "faults.lie": "faults.byzantine",
+    "faults.on": "faults.affects",
+    "evaluation.diagnose": 'evaluation.metrics = ["primal_gap"]',
+    "method.norm.serving": "method.norm.inference_statistics (post is now recomputed)",
+    "method.aggregator.stages": "method.aggregator.pre, of aggregator pipeline",
+}
+"""keys of version 0.1 -> what they are now"""
+
+
+def _refuse_renamed(table: Table) -> None:
+    for old, new in RENAMED.items():
+        *path, last = old.split(".")
+        found: Any = table
+        for step in path:
+            found = found.get(step) if isinstance(found, dict) else None
+        if isinstance(found, dict) and last in found:
+            raise HardyError(f"{old} is now {new}. Change the key.")
+    aggregator = table.get("method", {}).get("aggregator") if isinstance(table.get("method"), dict) else None
+    if isinstance(aggregator, dict) and aggregator.get("name") == "chain":
+        raise HardyError("aggregator chain is now pipeline, with pre in place of stages. Change the name.")
 
 
 def _override(table: Table, override: str) -> None:
@@ -231,12 +267,18 @@ def method(experiment: Experiment) -> Method:
         )
     factory = find("method", name)
     taken = inspect.signature(factory).parameters
+    if "optimiser" in options:
+        raise HardyError("method.optimiser is the table [optimiser]: write optimiser = ... beside method.")
     parts = {
         key: options.pop(key)
         for key in ("norm", "objective", "budget", "aggregator")
         if key in options and key not in taken
     }
-    made: Method = construct(factory, options, "method")
+    given = {} if experiment.optimiser is None else {"optimiser": experiment.optimiser}
+    if given and "optimiser" not in taken:  # a method of a user's own
+        made: Method = construct(factory, options, "method").replace(**given)
+    else:
+        made = construct(factory, options, "method", **given)
     hints = get_type_hints(Method)
     return made.replace(**{key: convert(value, hints[key], f"method.{key}") for key, value in parts.items()})
 
@@ -307,6 +349,8 @@ def convert(value: Any, hint: Any, path: str) -> Any:
 
 def _plain(value: Any, hint: type, path: str) -> Any:
     if hint in KINDS:
+        if hint is Optimiser and isinstance(value, dict) and "name" not in value:
+            value = {"name": "sgd", **value}
         name, options = named(value if isinstance(value, (str, dict)) else {}, path)
         return construct(find(KINDS[hint], name), options, path)
     if dataclasses.is_dataclass(hint):
@@ -328,6 +372,8 @@ def _plain(value: Any, hint: type, path: str) -> Any:
 
 def _table(value: Any) -> Any:
     """A tree of dataclasses as tables; a part among them gets its name."""
+    if isinstance(value, tuple):
+        return tuple(_table(one) for one in value)
     if not dataclasses.is_dataclass(value):
         return value
     named = {"name": name_of(type(value))} if isinstance(value, tuple(KINDS)) else {}
@@ -357,7 +403,7 @@ def _value(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(_value(v) for v in value)}]"
     if isinstance(value, dict):
-        return f"{{ {', '.join(f'{_key(k)} = {_value(v)}' for k, v in value.items())} }}"
+        return f"{{ {', '.join(f'{_key(k)} = {_value(v)}' for k, v in value.items() if v is not None)} }}"
     escaped = "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in str(value).replace("\\", "\\\\"))
     return '"' + escaped.replace('"', '\\"') + '"'
 

@@ -9,6 +9,7 @@ from hardy.errors import unknown
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 PARTS: dict[str, dict[str, Callable[..., Any]]] = {}
+_NAMES: dict[Callable[..., Any], str] = {}
 KINDS: dict[type, str] = {}
 """Protocol class of a kind of part -> its name: an argument of that type is itself a part."""
 
@@ -24,19 +25,22 @@ def kind(name: str) -> Callable[[type], type]:
     return declare
 
 
-def part(of: str) -> Callable[[Factory], Factory]:
-    """Registers a constructor under the lower_snake form of its name."""
+def part(of: str, *, name: str | None = None) -> Callable[[Factory], Factory]:
+    """Registers a constructor under a name, or under the lower_snake form of its own."""
 
     def register(factory: Factory) -> Factory:
-        PARTS.setdefault(of, {})[name_of(factory)] = factory
+        _NAMES[factory] = name or name_of(factory)
+        PARTS.setdefault(of, {})[_NAMES[factory]] = factory
         return factory
 
     return register
 
 
 def name_of(factory: Callable[..., Any]) -> str:
-    """The lower_snake form of a constructor's name."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", factory.__name__).lower()
+    """The name a constructor is registered under, or the lower_snake form of its own."""
+    return (
+        _NAMES.get(factory) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", factory.__name__).lower()
+    )
 
 
 def find(of: str, name: object) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from hardy.data import dataset
-from hardy.data.sources import load
+from hardy.data.sources import load_dataset
 from hardy.errors import HardyError
 
 FILE = Path(dataset.__file__).with_name("mini_digits.npz")
@@ -53,6 +53,6 @@ def test_domains_differ_in_brightness_and_colour(arrays: Mapping[str, NDArray[np
 
 
 def test_domains_can_be_chosen() -> None:
-    assert [domain.name for domain in load("mini_digits", domains=["mail"]).domains] == ["mail"]
+    assert [domain.name for domain in load_dataset("mini_digits", domains=["mail"]).domains] == ["mail"]
     with pytest.raises(HardyError, match="Did you mean 'mail'"):
-        load("mini_digits", domains=["mial"])
+        load_dataset("mini_digits", domains=["mial"])

@@ -151,7 +151,7 @@ def test_reads_every_format_and_names_the_file_cut_short(case: str, tmp_path: Pa
     splits = _random(shape, 100 if name == "cifar100" else 10)
     write(tmp_path, splits)
 
-    data = sources.load(name, tmp_path)
+    data = sources.load_dataset(name, tmp_path)
     (domain,) = data.domains
     for split, expected in zip(SPLITS, splits, strict=True):
         array = getattr(domain, split)
@@ -164,7 +164,7 @@ def test_reads_every_format_and_names_the_file_cut_short(case: str, tmp_path: Pa
         whole = file.read_bytes()
         file.write_bytes(whole[:-100])
         with pytest.raises(HardyError, match=rf"{file.name} cannot be read as .* Fetch the file again"):
-            sources.load(name, tmp_path)
+            sources.load_dataset(name, tmp_path)
         file.write_bytes(whole)
 
 
@@ -226,26 +226,26 @@ def test_a_hostile_pickle_is_refused_and_does_not_run(call: Callable[..., object
 def test_bad_arrays_are_refused(changes: dict[str, Array], message: str, tmp_path: Path) -> None:
     _save(tmp_path / "cifar10.npz", _random(COLOUR), **changes)
     with pytest.raises(HardyError, match=message) as caught:
-        sources.load("cifar10", tmp_path)
+        sources.load_dataset("cifar10", tmp_path)
     assert "cifar10" in str(caught.value)
 
 
 def test_an_absent_array_is_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "svhn.npz", x_train=np.zeros((1, 32, 32, 3), np.uint8), y_train=np.zeros(1, np.int64))
     with pytest.raises(HardyError, match=r"svhn\.npz has no array x_test, y_test"):
-        sources.load("svhn", tmp_path)
+        sources.load_dataset("svhn", tmp_path)
 
 
 def test_missing_files_say_what_to_fetch_and_where_to_put_it(tmp_path: Path) -> None:
     for name in sources.SOURCES.keys() - {"mini_digits"}:
         for root in (None, tmp_path, tmp_path / "absent"):
             with pytest.raises(HardyError, match="HARDY_DATA or --data") as caught:
-                sources.load(name, root)
+                sources.load_dataset(name, root)
             assert sources.SOURCES[name].fetch in str(caught.value)
     _cifar10_python(tmp_path, _random(COLOUR))
     (tmp_path / "cifar-10-batches-py/data_batch_3").unlink()
     with pytest.raises(HardyError, match=r"missing cifar-10-batches-py/data_batch_3\."):
-        sources.load("cifar10", tmp_path)
+        sources.load_dataset("cifar10", tmp_path)
 
 
 def test_the_root_is_explicit_or_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,26 +254,26 @@ def test_the_root_is_explicit_or_from_the_environment(tmp_path: Path, monkeypatc
     assert sources.data_root(None) == tmp_path
     assert sources.data_root(Path("here")) == Path("here")
     _save(tmp_path / "mnist.npz", _random(GREY))
-    assert sources.load("mnist").shape == (1, 28, 28)
+    assert sources.load_dataset("mnist").shape == (1, 28, 28)
 
 
 def test_digits_keeps_the_order_and_the_first_rows(tmp_path: Path) -> None:
     x, y, xt, yt = _random((28, 28, 3))
     for shift, name in enumerate(["mnist", "mnistm", "svhn", "synth", "usps"]):
         _save(tmp_path / f"digits_{name}.npz", (x + np.uint8(shift), y, xt, yt))
-    data = sources.load("digits", tmp_path, limit=3)
+    data = sources.load_dataset("digits", tmp_path, limit=3)
     assert [domain.name for domain in data.domains] == ["mnist", "svhn", "usps", "synth", "mnistm"]
     np.testing.assert_array_equal(data.domains[1].x_train, x[:3] + np.uint8(2))
     assert len(data.domains[1].x_test) == 4
     with pytest.raises(HardyError, match="limit is 0"):
-        sources.load("digits", tmp_path, limit=0)
+        sources.load_dataset("digits", tmp_path, limit=0)
     with pytest.raises(HardyError, match=r"unknown option of digits 'limits'\. Did you mean 'limit'"):
-        sources.load("digits", tmp_path, limits=3)
+        sources.load_dataset("digits", tmp_path, limits=3)
     with pytest.raises(HardyError, match="unknown data source 'digit'"):
-        sources.load("digit", tmp_path)
+        sources.load_dataset("digit", tmp_path)
     _save(tmp_path / "digits_usps.npz", _random((16, 16)))
     with pytest.raises(HardyError, match=r"several shapes \(\[16, 16, 1\] in usps, \[28, 28, 3\] in mnist"):
-        sources.load("digits", tmp_path)
+        sources.load_dataset("digits", tmp_path)
 
 
 def _picture(path: Path, level: int, size: tuple[int, int] = (10, 12)) -> None:
@@ -292,7 +292,7 @@ def _domainnet(root: Path) -> None:
 
 def test_domainnet_without_lists_holds_out_a_fifth_of_each_class(tmp_path: Path) -> None:
     _domainnet(tmp_path / "domainnet")
-    data, again = (sources.load("domainnet", tmp_path, size=8) for _ in range(2))
+    data, again = (sources.load_dataset("domainnet", tmp_path, size=8) for _ in range(2))
     assert data.shape == (3, 8, 8)
     assert len(data.domains) == 6
     for domain, same in zip(data.domains, again.domains, strict=True):
@@ -312,17 +312,17 @@ def test_domainnet_follows_the_official_lists(tmp_path: Path) -> None:
             f"{domain}/aircraft_carrier/0.png 0\n{domain}/zebra/1.png 344\n{domain}/bird/4.png 20\n"
         )
         (tmp_path / f"{domain}_test.txt").write_text(f"{domain}/bird/0.png 20\n")
-    clipart, *_ = sources.load("domainnet", tmp_path, size=8).domains
+    clipart, *_ = sources.load_dataset("domainnet", tmp_path, size=8).domains
     assert sorted(clipart.y_train.tolist()) == [0, 9]
     assert sorted(clipart.x_train[:, 0, 0, 0].tolist()) == [4, 181]
     assert clipart.y_test.tolist() == [0]
 
     (tmp_path / "sketch/zebra/1.png").unlink()
     with pytest.raises(HardyError, match=r"sketch_train\.txt names 1 pictures .*1\.png"):
-        sources.load("domainnet", tmp_path, size=8)
+        sources.load_dataset("domainnet", tmp_path, size=8)
     (tmp_path / "clipart_test.txt").unlink()
     with pytest.raises(HardyError, match=r"clipart_test\.txt cannot be read"):
-        sources.load("domainnet", tmp_path, size=8)
+        sources.load_dataset("domainnet", tmp_path, size=8)
 
 
 def _leaf(file: Path, users: dict[str, list[tuple[str, int]]]) -> None:
@@ -342,7 +342,7 @@ def test_celeba_reads_leaf_with_owners(tmp_path: Path) -> None:
     _leaf(data / "train/a.json", {"70": [("000000.jpg", 1), ("000001.jpg", 0)], "9": [("000002.jpg", 1)]})
     _leaf(data / "train/b.json", {"31": [("000003.jpg", 0)]})
     _leaf(data / "test/a.json", {"31": [("000004.jpg", 1)], "5": [("000005.jpg", 0)]})
-    dataset = sources.load("celeba", tmp_path)
+    dataset = sources.load_dataset("celeba", tmp_path)
     (domain,) = dataset.domains
     assert dataset.shape == (3, 84, 84)
     assert dataset.classes == ("not smiling", "smiling")
@@ -356,7 +356,7 @@ def test_celeba_reads_leaf_with_owners(tmp_path: Path) -> None:
     damaged = json.loads((data / "test/a.json").read_text()) | {"num_samples": [1, 2]}
     (data / "test/a.json").write_text(json.dumps(damaged))
     with pytest.raises(HardyError, match=r"a\.json .*user 5 has 1 samples, announced were 2"):
-        sources.load("celeba", tmp_path)
+        sources.load_dataset("celeba", tmp_path)
 
 
 def test_image_folder_splits_or_takes_the_given_split(tmp_path: Path) -> None:
@@ -365,7 +365,7 @@ def test_image_folder_splits_or_takes_the_given_split(tmp_path: Path) -> None:
             _picture(tmp_path / f"open/{domain}/{name}/{i}.png", i)
             _picture(tmp_path / f"given/{'test' if i == 4 else 'train'}/{domain}/{name}/{i}.JPG", i)
     for folder in ("open", "given"):
-        data = sources.load("image_folder", tmp_path / folder, size=8 if folder == "given" else None)
+        data = sources.load_dataset("image_folder", tmp_path / folder, size=8 if folder == "given" else None)
         rain, sun = data.domains
         assert (rain.name, sun.name, data.classes) == ("rain", "sun", ("cat", "dog"))
         assert data.shape == ((3, 8, 8) if folder == "given" else (3, 12, 10))
@@ -374,14 +374,14 @@ def test_image_folder_splits_or_takes_the_given_split(tmp_path: Path) -> None:
 
     _picture(tmp_path / "open/sun/cat/9.png", 0, (7, 7))
     with pytest.raises(HardyError, match=r"is 7 x 7, .* 10 x 12.* need the option size|10 x 12, .* 7 x 7"):
-        sources.load("image_folder", tmp_path / "open")
+        sources.load_dataset("image_folder", tmp_path / "open")
     (tmp_path / "open/sun/cat/9.png").write_bytes(b"no picture")
     with pytest.raises(HardyError, match=r"9\.png cannot be read as an image"):
-        sources.load("image_folder", tmp_path / "open", size=8)
+        sources.load_dataset("image_folder", tmp_path / "open", size=8)
     for split in ("train", "test"):
         _picture(tmp_path / f"flat/{split}/cat/0.png", 0)
     with pytest.raises(HardyError, match=r"flat holds no pictures as train/<domain>/<class>/"):
-        sources.load("image_folder", tmp_path / "flat")
+        sources.load_dataset("image_folder", tmp_path / "flat")
 
 
 def test_a_missing_extra_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,7 +391,7 @@ def test_a_missing_extra_names_the_remedy(tmp_path: Path, monkeypatch: pytest.Mo
     for module, name in (("scipy.io", "svhn"), ("PIL.Image", "image_folder")):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(HardyError, match=r"pip install 'hardy-fl\[images\]'"):
-            sources.load(name, tmp_path)
+            sources.load_dataset(name, tmp_path)
 
 
 def test_arrays_takes_bytes_or_floats_and_domains() -> None:
@@ -430,7 +430,7 @@ def test_mini_digits_gets_colour_and_keeps_the_order_of_domains(tmp_path: Path) 
 
 
 def test_mini_digits_is_embedded() -> None:
-    data = sources.load("mini_digits")
+    data = sources.load_dataset("mini_digits")
     assert data.shape == (3, 28, 28)
     assert all(set(domain.y_train.tolist()) == set(range(10)) for domain in data.domains)
 
@@ -464,5 +464,5 @@ def test_real_data_that_is_there_loads() -> None:
     root = Path(REAL or "")
     for listing in sources.available(root):
         if listing.present and listing.images:
-            data = sources.load(listing.name, root)
+            data = sources.load_dataset(listing.name, root)
             assert sum(len(d.y_train) + len(d.y_test) for d in data.domains) == listing.images

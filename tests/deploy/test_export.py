@@ -45,9 +45,9 @@ def test_width_and_robustness_change_in_place_in_under_a_millisecond(run):
     "method",
     [
         papers.split_mix_dat(width=0.25, attack=pgd(steps=1)),
-        papers.split_mix(width=0.25, norm=batch(serving="post")),
+        papers.split_mix(width=0.25, norm=batch(inference_statistics="recomputed")),
         papers.sheterofl(widths=(0.25, 0.5, 1.0)),
-        papers.heterofl(widths=(0.25, 0.5, 1.0), norm=batch(serving="post")),
+        papers.heterofl(widths=(0.25, 0.5, 1.0), norm=batch(inference_statistics="recomputed")),
     ],
     ids=["split_mix", "split_mix, post", "sheterofl", "heterofl, post"],
 )

@@ -11,10 +11,10 @@ import torch
 import hardy
 from conftest import SHAPE, assert_close, everything, experiment, federation, fit, net
 from hardy import papers
-from hardy.config import EvaluationChoice, Network
-from hardy.core.client import Training
+from hardy.config import EvaluationChoice, NetworkChoice
 from hardy.core.partition import Placement, Role
 from hardy.core.server import Cohort
+from hardy.core.training import Training
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.faults.injection import Faults
@@ -87,7 +87,7 @@ def _state(tmp_path, monkeypatch):
 
 
 def run_over(grid, method, *, model=net, out=None, **changes):
-    changes = {"network": Network(clients=len(grid.apps), deadline=2.0), "engine": FLOWER, **changes}
+    changes = {"network": NetworkChoice(clients=len(grid.apps), deadline=2.0), "engine": FLOWER, **changes}
     return serve(experiment(**changes), grid, out, method=method, model=model, quiet=True)
 
 
@@ -278,7 +278,7 @@ def test_a_broken_node_changes_nothing_for_the_others(reason, tmp_path):
         return reply
 
     grid.spoil = spoil
-    run = run_over(grid, method, rounds=2, out=tmp_path / "run", network=Network(clients=4, deadline=0.5))
+    run = run_over(grid, method, rounds=2, out=tmp_path / "run", network=NetworkChoice(clients=4, deadline=0.5))
     absent = fit(method, data=data, rounds=2, faults=_Without(client=1))
     assert_close(absent.state.shared, run.state.shared, 1e-9)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text()
@@ -364,7 +364,7 @@ def test_nodes_leave_and_come_back(caplog):
         return reply
 
     grid.spoil = leave
-    run = run_over(grid, method, rounds=4, network=Network(clients=4, deadline=0.5))
+    run = run_over(grid, method, rounds=4, network=NetworkChoice(clients=4, deadline=0.5))
     assert run.figures.lost == {"away": 2}  # in the round after it left, and while it introduces itself again
     assert run.state.round == 4
 
@@ -393,7 +393,7 @@ def test_too_few_replies_are_asked_for_again_then_given_up(caplog):
     grid.spoil = lambda node, kind, reply: None if kind == "train" and node != 100 else reply
     began = time.monotonic()
     with pytest.raises(HardyError, match=r"1 replies within 4 s, but network.replies is 3"):
-        run_over(grid, method, network=Network(clients=4, deadline=2.1, replies=3, patience=4.0))
+        run_over(grid, method, network=NetworkChoice(clients=4, deadline=2.1, replies=3, patience=4.0))
     assert time.monotonic() - began < 20
     assert caplog.text.count("asking again") == 1 and caplog.text.count("client 2 silent") == 1
 
@@ -403,7 +403,7 @@ def test_a_number_is_claimed_once(caplog):
     grid = grid_of(method)
     grid.apps[104] = grid.apps[100]
     grid.contexts[104] = dataclasses.replace(grid.contexts[100], node_id=104)
-    run_over(grid, method, rounds=1, network=Network(clients=4))
+    run_over(grid, method, rounds=1, network=NetworkChoice(clients=4))
     assert "node 104 is refused: node 100 is client 0 already" in caplog.text
 
 
@@ -468,7 +468,7 @@ def test_compressed_updates_are_small_and_what_is_lost_is_sent_later(rule):
             method,
             model=wider,
             rounds=6,
-            network=Network(clients=4, compression=c),
+            network=NetworkChoice(clients=4, compression=c),
         )
         for c in (None, rule)
     )

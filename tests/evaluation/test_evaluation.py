@@ -67,7 +67,7 @@ def test_a_common_shift_is_found_on_all_images_at_once(run):
         fit(papers.fedbn(), evaluation=EvaluationChoice(threats=("affine@0.5,1,common=true",)))
 
 
-@pytest.mark.parametrize("norm", [local(), batch(), batch(serving="batch")])
+@pytest.mark.parametrize("norm", [local(), batch(), batch(inference_statistics="batch")])
 def test_a_call_holds_no_more_points_than_it_may(norm, monkeypatch):
     """Of all clients in it, and all classes that an attack aims at; but a client normalised by its batch is not cut."""
     one = fit(papers.fedavg(norm=norm), rounds=1, engine=VECTORISED)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 import hardy  # noqa: F401  (fills the registry)
 from hardy.core.messages import Slot, Updates
 from hardy.core.partition import Role
-from hardy.parts.aggregators.base import RoundContext, by_role, chain, mean
+from hardy.core.protocols import RoundContext
+from hardy.parts.aggregators.base import by_role, mean
 from hardy.registry import PARTS
 
 ROLES = {"w": Role.WEIGHT, "mean": Role.NORM_MEAN, "count": Role.COUNTER}

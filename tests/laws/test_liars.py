@@ -9,8 +9,8 @@ import hardy
 from conftest import assert_close, everything, experiment, federation, fit, net
 from hardy import papers
 from hardy.core.admission import Admission
-from hardy.core.messages import Updates
 from hardy.core.engine import Trains
+from hardy.core.messages import Updates
 from hardy.core.server import Cohort
 from hardy.engines import EngineChoice
 from hardy.faults.injection import Faults
@@ -21,20 +21,20 @@ from test_hostile_replies import BAD, FLOAT32, Outside, assert_same, ended, spoi
 VECTORISED = EngineChoice(name="vectorised", device="cpu", precision="float64", lane=2)
 
 
-@pytest.fixture(params=sorted(PARTS["lie"]))
+@pytest.fixture(params=sorted(PARTS["byzantine_attack"]))
 def lie(request):
-    return PARTS["lie"][request.param]()
+    return PARTS["byzantine_attack"][request.param]()
 
 
 def test_engines_agree(lie):
-    options = {"faults": Faults(hostile=2, lie=lie, late=0.1), "cohort": Cohort(fraction=0.75)}
+    options = {"faults": Faults(hostile=2, byzantine=lie, late=0.1), "cohort": Cohort(fraction=0.75)}
     one, many = fit(papers.scaffold(), **options), fit(papers.scaffold(), engine=VECTORISED, **options)
     assert_close(everything(one), everything(many), 1e-9)
     assert one.figures.lost == many.figures.lost
 
 
 def test_resume_is_exact(lie, tmp_path):
-    options = {"faults": Faults(hostile=2, lie=lie), "cohort": Cohort(fraction=0.75), "data": federation()}
+    options = {"faults": Faults(hostile=2, byzantine=lie), "cohort": Cohort(fraction=0.75), "data": federation()}
     method = papers.afl()
     whole = fit(method, **options)
     fit(method, out=tmp_path / "half", **{**options, "rounds": 2})
@@ -50,7 +50,7 @@ def test_only_the_liars_replies_change(lie):
     if type(lie).__name__ == "LabelFlipping":
         pytest.skip("its replies are honest")
     run = prepare(
-        experiment(faults=Faults(hostile=(1,), lie=lie)), method=papers.fedavg(), model=net, data=federation()
+        experiment(faults=Faults(hostile=(1,), byzantine=lie)), method=papers.fedavg(), model=net, data=federation()
     )
     heard = []
 

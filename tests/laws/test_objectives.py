@@ -9,13 +9,14 @@ from torch.nn import functional as F
 from conftest import assert_close, everything, federation, fit, net
 from hardy import papers
 from hardy.attacks.gradient import pgd
-from hardy.core.client import Training
 from hardy.core.net import Net
+from hardy.core.protocols import Batch
+from hardy.core.training import Training
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.parts.adversarial import adversarial, by_kind, free, mart, trades
 from hardy.parts.norms import batch, dual
-from hardy.parts.objectives import Batch, cross_entropy, masked_cross_entropy
+from hardy.parts.objectives import cross_entropy, masked_cross_entropy
 from hardy.registry import PARTS
 
 SPECIAL = {"by_kind": lambda: by_kind(AT=adversarial(), ST=cross_entropy()), "free": lambda: free(batch=4)}
@@ -57,7 +58,7 @@ def one_net(norm):
     plan = papers.fedavg(norm=norm).bind(net, (1, 8, 8))
     start = {n: t.double() if t.is_floating_point() else t for n, t in plan.start.items()}
     plan.model.double()
-    made = Net(plan.model, {n: start[n] for n in plan.trained}, {n: start[n] for n in plan.kept})
+    made = Net(plan.model, {n: start[n] for n in plan.trained}, {n: start[n] for n in plan.buffers})
     x = torch.rand(6, 1, 8, 8, dtype=torch.float64)
     return made, Batch(x, torch.arange(6) % 3), torch.tensor(5)
 

@@ -8,10 +8,9 @@ from torch.func import functional_call, grad
 from torch.nn import functional as F
 
 from hardy.core.layers import BatchNorm, InputScale, Statistics, calling
+from hardy.core.tensors import ImageShape
 from hardy.errors import HardyError
 from hardy.models import MODELS, digits_cnn, fbn_cnn, mini_inception, mini_resnet, mlp, nin, tiny_cnn
-from hardy.models.blocks import Shape
-from hardy.models.convert import adopt
 from hardy.models.count import macs, parameters
 from hardy.models.stacked import Conv2d
 
@@ -63,7 +62,7 @@ def test_any_norm_on_the_default_image(name: str, norm: Callable[[int], nn.Modul
     model = MODELS[name](width=0.05, **({} if norm is None else {"norm": norm}))
     stock = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
     assert not any(isinstance(m, stock) or getattr(m, "inplace", False) for m in model.modules())
-    side = {"alexnet": 256, "digits_cnn": 28, "mlp": 28, "tiny_cnn": 28}.get(name, 32)
+    side = {"alexnet": 256, "digits_cnn": 28, "mlp": 28, "tiny_cnn": 28, "tiny_vit": 28}.get(name, 32)
     assert model(torch.rand(2, 3, side, side)).shape == (2, 10)
 
 
@@ -76,9 +75,10 @@ def test_any_norm_on_the_default_image(name: str, norm: Callable[[int], nn.Modul
         ("resnet18", (3, 32, 32), 11.2e6, 555e6),
         ("mini_resnet", (3, 32, 32), 0.46e6, 69e6),
         ("nin", (3, 32, 32), 0.97e6, 223e6),
+        ("tiny_vit", (3, 28, 28), 0.107e6, 5.9e6),
     ],
 )
-def test_published_counts(name: str, shape: Shape, size: float, work: float) -> None:
+def test_published_counts(name: str, shape: ImageShape, size: float, work: float) -> None:
     with torch.device("meta"):
         model = MODELS[name](shape=shape)
     assert parameters(model) == pytest.approx(size, rel=0.02)
@@ -94,6 +94,21 @@ def test_networks_without_norms_tell_images_apart_before_training(name: str) -> 
     torch.manual_seed(0)
     logits = MODELS[name](norm=nn.Identity)(torch.rand(16, 3, 32, 32)).detach()
     assert 0.01 < logits.std(0).mean() < 10
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("weights", [True, False])
+def test_attention_of_torch_is_counted(weights: bool, trained: bool) -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True).requires_grad_(trained)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.flatten(2).transpose(1, 2)
+            return self.attention(x, x, x, need_weights=weights)[0]
+
+    assert macs(Attends(), (8, 3, 4)) == 4 * 12 * 8 * 8 + 2 * 12 * 12 * 8
 
 
 def test_macs_by_hand_and_without_a_trace() -> None:
@@ -135,50 +150,8 @@ def test_options_of_the_papers() -> None:
         (lambda: fbn_cnn(shape=(1, 28, 28)), "1 channel"),
         (lambda: tiny_cnn(scale=((0.5,), (0.0,))), "std above 0"),
         (lambda: tiny_cnn(width=0), "width 0"),
-        (lambda: adopt(nn.Sequential(nn.Dropout2d())), "Dropout2d at '0'"),
-        (lambda: adopt(nn.BatchNorm1d(2, track_running_stats=False)), "track_running_stats"),
     ],
 )
 def test_errors_name_the_remedy(make: Callable[[], object], message: str) -> None:
     with pytest.raises(HardyError, match=message):
         make()
-
-
-class Users(nn.Module):
-    """A model as users write them: nested, one norm used twice, in-place ReLU, odd eps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, eps=0.1), nn.ReLU(inplace=True))
-        self.again = self.stem[1]
-        self.drop, self.norm = nn.Dropout(0.4), nn.BatchNorm1d(6, affine=False)
-        self.head = nn.Sequential(nn.Flatten(), nn.Linear(4 * 36, 6), self.norm, self.drop, nn.Linear(6, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.again(self.stem(x)))
-
-
-def test_adopt_keeps_inference() -> None:
-    theirs = Users().double()
-    nn.init.uniform_(theirs.again.weight)
-    nn.init.uniform_(theirs.again.bias)
-    for _ in range(3):
-        theirs(torch.rand(16, 3, 8, 8, dtype=torch.float64))  # moves the statistics
-    x = torch.rand(5, 3, 8, 8, dtype=torch.float64)
-    expected = theirs.eval()(x)
-    ours = adopt(
-        theirs, lambda features: BatchNorm(features, branches={"clean": Statistics, "adversarial": Statistics})
-    )
-    for branch in ("clean", "adversarial"):
-        with calling(branch=branch, statistics="running", key=None):
-            torch.testing.assert_close(ours(x), expected, rtol=0, atol=1e-12)
-    with calling(branch="clean", statistics="running", key=torch.tensor(1)):
-        assert not torch.allclose(ours(x), expected), "dropout never drops"
-    assert ours.again is ours.stem[1] and isinstance(ours.again, BatchNorm)
-    assert not ours.stem[2].inplace
-    assert theirs.stem[2].inplace and isinstance(theirs.again, nn.BatchNorm2d), "the original was changed"
-
-
-def test_adopt_with_other_norms_and_of_a_bare_layer() -> None:
-    assert isinstance(adopt(Users(), lambda features: nn.GroupNorm(1, features)).again, nn.GroupNorm)
-    assert isinstance(adopt(nn.BatchNorm1d(3)), BatchNorm)

@@ -10,11 +10,12 @@ from torch.func import grad
 from conftest import assert_close, everything, fit, net
 from hardy import config, papers
 from hardy.attacks.gradient import pgd
-from hardy.core.client import Training
 from hardy.core.messages import Slot, Updates
 from hardy.core.net import Net
 from hardy.core.partition import Role
+from hardy.core.protocols import Batch, RoundContext
 from hardy.core.server import Cohort
+from hardy.core.training import Training
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.papers.afl import agnostic, onto_simplex
@@ -23,9 +24,9 @@ from hardy.papers.fed_soft_better import soft_better
 from hardy.papers.per_fedavg import halves, meta
 from hardy.papers.scaffold import control_mean
 from hardy.parts.adversarial import adversarial, by_kind, free
-from hardy.parts.aggregators.base import RoundContext, by_role, chain, mean
+from hardy.parts.aggregators.base import by_role, mean
 from hardy.parts.norms import dual
-from hardy.parts.objectives import Batch, cross_entropy
+from hardy.parts.objectives import cross_entropy
 
 VECTORISED = EngineChoice(name="vectorised", device="cpu", precision="float64", lane=3)
 
@@ -237,7 +238,7 @@ def meta_setting(size=6):
     plan = papers.fedavg().bind(net, (1, 8, 8))
     plan.model.double()
     start = {n: t.double() for n, t in plan.start.items()}
-    trained, kept = {n: start[n] for n in plan.trained}, {n: start[n] for n in plan.kept}
+    trained, kept = {n: start[n] for n in plan.trained}, {n: start[n] for n in plan.buffers}
     x = torch.rand(size, 1, 8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
     def gradient(objective, given, at=trained):

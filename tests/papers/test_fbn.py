@@ -12,9 +12,10 @@ from torch.nn import functional as F
 import hardy
 from hardy.core.federation import Client, Federation
 from hardy.core.messages import Slot, Updates
+from hardy.core.protocols import RoundContext
 from hardy.engines import EngineChoice
 from hardy.papers.fbn import federated
-from hardy.parts.aggregators.base import RoundContext, mean
+from hardy.parts.aggregators.base import mean
 from hardy.registry import PARTS
 
 SIZES = (20, 20, 20)

@@ -17,13 +17,14 @@ from hardy.core import random
 from hardy.core.federation import Client
 from hardy.core.net import Net
 from hardy.core.partition import Placement, Role, Tag
+from hardy.core.protocols import Batch
 from hardy.core.server import Cohort
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.papers.fedbn import local
 from hardy.papers.fedrbn import pnc, propagated
 from hardy.parts.norms import batch, dual, group
-from hardy.parts.objectives import Batch, cross_entropy
+from hardy.parts.objectives import cross_entropy
 
 VECTORISED = EngineChoice(name="vectorised", device="cpu", precision="float64", lane=3)
 SHORT = pgd(steps=2)
@@ -163,7 +164,7 @@ def one_net(norm=None, given=True):
         for n, t in plan.start.items()
     }
     x = torch.rand(6, 1, 8, 8, generator=draw, dtype=torch.float64)
-    made = Net(plan.model, {n: start[n] for n in plan.trained}, {n: start[n] for n in plan.kept})
+    made = Net(plan.model, {n: start[n] for n in plan.trained}, {n: start[n] for n in plan.buffers})
     return made, Batch(x, torch.arange(6) % 3), torch.tensor(5)
 
 

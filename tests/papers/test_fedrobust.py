@@ -12,8 +12,10 @@ from conftest import SHAPE, assert_close, everything, federation, fit, net
 from hardy import config, papers
 from hardy.config import EvaluationChoice
 from hardy.core import tensors
-from hardy.core.client import Training, begin, compute_gradients, move
+from hardy.core.client import compute_gradients
 from hardy.core.net import Net
+from hardy.core.protocols import Batch
+from hardy.core.training import Training
 from hardy.engines import ENGINES, EngineChoice
 from hardy.errors import HardyError
 from hardy.papers.fedavg import proximal
@@ -21,7 +23,7 @@ from hardy.papers.fedbn import local
 from hardy.papers.fedrobust import Structure, shifted
 from hardy.papers.flra_theory import broken, lipschitz, probe, spectral_norm, wasserstein_bound
 from hardy.parts.norms import absent
-from hardy.parts.objectives import Batch, cross_entropy
+from hardy.parts.objectives import cross_entropy
 from hardy.report.compare import write_comparison
 from hardy.report.stored_run import read_run
 from hardy.runs.api import evaluate
@@ -146,7 +148,7 @@ def test_delta_alone_is_universal_adversarial_training():
         replies = []
         for number, client in enumerate(data.clients):
             x, y = (torch.from_numpy(values[client.train]) for values in (data.x_train / 255, data.y_train))
-            network = Net(plan.model, {n: held[n] for n in plan.trained}, {n: held[n] for n in plan.kept})
+            network = Net(plan.model, {n: held[n] for n in plan.trained}, {n: held[n] for n in plan.buffers})
 
             def loss(w, delta, network=network, x=x, y=y):
                 network.trained = w
@@ -156,7 +158,7 @@ def test_delta_alone_is_universal_adversarial_training():
             trained = {n: held[n] - 0.1 * g for n, g in down.items()}
             with torch.no_grad():
                 network.trained = {n: held[n] for n in plan.trained}
-                network.kept = {n: held[n] for n in plan.kept}
+                network.kept = {n: held[n] for n in plan.buffers}
                 network(x + deltas[number], statistics="batch")
             replies.append({**trained, **network.kept})
             deltas[number] = deltas[number] + 0.5 * up

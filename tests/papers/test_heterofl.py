@@ -11,13 +11,13 @@ from conftest import assert_close, federation, fit, net
 from hardy import papers
 from hardy.core.messages import Slot, Updates
 from hardy.core.partition import Role, tags
+from hardy.core.protocols import RoundContext
 from hardy.core.tensors import shapes
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.models import MODELS
 from hardy.models.count import macs
 from hardy.papers.heterofl import cut, held_mean, narrowed
-from hardy.parts.aggregators.base import RoundContext
 from hardy.parts.norms import batch
 
 WIDTHS = (0.25, 0.5, 1.0)

@@ -15,6 +15,7 @@ from hardy.attacks.gradient import pgd
 from hardy.config import EvaluationChoice
 from hardy.core.messages import Slot, Updates
 from hardy.core.partition import Role
+from hardy.core.protocols import RoundContext
 from hardy.core.server import Cohort
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
@@ -23,7 +24,7 @@ from hardy.faults.injection import Faults
 from hardy.papers.scaffold import control_mean
 from hardy.papers.sfat import sfat, sfat_prox, sfat_scaffold, slack
 from hardy.parts.adversarial import adversarial, mart, trades
-from hardy.parts.aggregators.base import RoundContext, by_role, chain, mean, uniform
+from hardy.parts.aggregators.base import by_role, mean, uniform
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments" / "sfat"
 QUICK = adversarial(attack=pgd(steps=1), mix=1.0)
@@ -247,7 +248,7 @@ def test_attack_and_guard_in_one_federation():
 
     def turns(**guard):
         method = sfat(slack=slack(**guard), objective=QUICK)
-        run = fit(method, rounds=6, faults=Faults(hostile=(1,), lie=tiny_loss(loss=1e-6)))
+        run = fit(method, rounds=6, faults=Faults(hostile=(1,), byzantine=tiny_loss(loss=1e-6)))
         return run.state.memory["weight.0.turns"][0].tolist()
 
     assert turns(**FREE) == [0, 6, 0, 0]

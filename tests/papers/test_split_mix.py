@@ -20,7 +20,8 @@ from hardy.core.net import Mixture, Net
 from hardy.core.partition import Placement
 from hardy.core.server import Cohort
 from hardy.core.tensors import gather, select
-from hardy.data.splits import with_kinds
+from hardy.data.capacity import exponential, groups, log_normal, steps, with_capacity
+from hardy.data.kinds import with_kinds
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.evaluation.measure import ServedClients, order_of_bases, summarise
@@ -29,8 +30,6 @@ from hardy.papers.fedrbn import propagated
 from hardy.papers.sfat import slack
 from hardy.papers.split_mix import queue
 from hardy.parts.adversarial import adversarial, by_kind
-from hardy.parts.aggregators.base import chain
-from hardy.parts.budgets import exponential, groups, log_normal, steps, with_capacity
 from hardy.parts.norms import batch, dual
 from hardy.parts.objectives import cross_entropy
 from hardy.runs import api as evaluation
@@ -49,7 +48,7 @@ def unlike(capacities=(1.0, 0.25, 0.5, 0.75), data=None):
 def bases(run, count):
     plan = run.engine.plan
     held = [gather(run.state.shared, b) for b in range(count)]
-    return [Net(plan.model, select(h, plan.trained), select(h, plan.kept)) for h in held]
+    return [Net(plan.model, select(h, plan.trained), select(h, plan.buffers)) for h in held]
 
 
 def test_one_base_of_width_one_is_fedavg():

@@ -12,12 +12,13 @@ from conftest import assert_close, everything, federation, fit, net
 from hardy import config, papers
 from hardy.core.messages import Slot, Updates
 from hardy.core.partition import Role
+from hardy.core.protocols import RoundContext
 from hardy.core.server import Cohort
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.papers.afl import agnostic
 from hardy.parts.aggregators import columns
-from hardy.parts.aggregators.base import RoundContext, by_role, chain
+from hardy.parts.aggregators.base import by_role
 from hardy.parts.aggregators.robust import (
     bulyan,
     centred_clipping,

@@ -19,9 +19,9 @@ import torch
 from hardy.core import random
 from hardy.core.messages import Slot, Updates
 from hardy.core.partition import Role
+from hardy.core.protocols import RoundContext
 from hardy.parts.aggregators import robust
 from hardy.parts.aggregators import stages as mixing
-from hardy.parts.aggregators.base import RoundContext
 
 sys.modules.setdefault("byzfl.benchmark", types.ModuleType("byzfl.benchmark"))  # it would need torchvision and seaborn
 byzfl = pytest.importorskip("byzfl", reason="the oracle of this file, byzfl, is not installed")

@@ -1,5 +1,5 @@
 """Attacks on images. Importing the package registers them."""
 
-from hardy.attacks import affine, autoattack, gradient
+from hardy.attacks import affine, autoattack, gradient, square
 
-__all__ = ["affine", "autoattack", "gradient"]
+__all__ = ["affine", "autoattack", "gradient", "square"]

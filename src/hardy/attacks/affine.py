@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import grad
 from torch.nn import functional as F
 
-from hardy.attacks.gradient import Attack, Forward
+from hardy.attacks.base import Attack, Forward
 from hardy.errors import HardyError
 from hardy.registry import part
 

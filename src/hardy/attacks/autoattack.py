@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hardy.attacks.balls import Ball, length, project, random_start, steepest
-from hardy.attacks.gradient import Attack, Forward, margin, square
+from hardy.attacks.base import Attack, Forward, margin
+from hardy.attacks.square import square
 from hardy.core import random
 from hardy.errors import HardyError
 from hardy.registry import part

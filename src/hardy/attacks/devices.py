@@ -1,7 +1,7 @@
 """Devices nobody trained on, as threats: not an attack but what deployment brings.
 
 Each client's test images are taken by `devices` devices in turn, drawn from keys of the evaluation, which no training
-device has. RunTotals are plain accuracies over all images: an image that was misread before may be read rightly now.
+device has. The figures are plain accuracies over all images: an image that was misread before may be read rightly now.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hardy.attacks.gradient import Attack, Forward
+from hardy.attacks.base import Attack, Forward
 from hardy.core import random
 from hardy.data.shifts import Camera, GaussianAffine, Shift
 from hardy.errors import HardyError

@@ -7,16 +7,17 @@ than four steps, epsilon / N, so that the edge of the ball stays in reach.
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from itertools import pairwise
 from typing import Any, get_args, get_type_hints
 
-from hardy.attacks import devices
-from hardy.attacks import gradient as attacks
 from hardy.attacks.affine import affine
+from hardy.attacks.autoattack import apgd, auto_attack, fab
 from hardy.attacks.balls import Ball
-from hardy.attacks.gradient import Attack
+from hardy.attacks.base import Attack
+from hardy.attacks.devices import unseen_camera, unseen_gaussian_affine
+from hardy.attacks.gradient import cw, fgsm, mim, pgd
+from hardy.attacks.square import local_search, square
 from hardy.errors import HardyError, unknown
 
 PRESETS = {
@@ -51,38 +52,28 @@ class Threat:
 
 @dataclass(frozen=True, kw_only=True)
 class _Family:
-    """What a name stands for: `attack()` gives the class, N sets `count`, bare numbers set `radii` in turn."""
+    """What a name stands for: N sets `count`, bare numbers set `radii` in turn."""
 
-    attack: Callable[[], type[Attack]]
+    attack: type[Attack]
     count: str = "steps"
     radii: tuple[str, ...] = ("epsilon",)
     preset: tuple[tuple[str, object], ...] = ()
 
 
-def _auto(name: str) -> Callable[[], type[Attack]]:
-    def attack() -> type[Attack]:
-        from hardy.attacks import autoattack  # it is built on the attacks here, and seldom needed
-
-        found: type[Attack] = getattr(autoattack, name)
-        return found
-
-    return attack
-
-
 _FAMILIES = {
-    "fgsm": _Family(attack=lambda: attacks.fgsm, count=""),
-    "pgd": _Family(attack=lambda: attacks.pgd, preset=(("steps", 20),)),
-    "mim": _Family(attack=lambda: attacks.mim),
-    "cw": _Family(attack=lambda: attacks.cw),
-    "lsa": _Family(attack=lambda: attacks.local_search),
-    "square": _Family(attack=lambda: attacks.square, count="queries"),
-    "apgd-ce": _Family(attack=_auto("apgd")),
-    "apgd-t": _Family(attack=_auto("apgd"), preset=(("loss", "dlr"), ("targeted", 9))),
-    "fab-t": _Family(attack=_auto("fab")),
-    "autoattack": _Family(attack=_auto("auto_attack")),
-    "affine": _Family(attack=lambda: affine, radii=("rotation_radius", "shift_radius")),
-    "camera": _Family(attack=lambda: devices.unseen_camera, count="devices", radii=("strength",)),
-    "gaussian": _Family(attack=lambda: devices.unseen_gaussian_affine, count="devices", radii=("strength",)),
+    "fgsm": _Family(attack=fgsm, count=""),
+    "pgd": _Family(attack=pgd, preset=(("steps", 20),)),
+    "mim": _Family(attack=mim),
+    "cw": _Family(attack=cw),
+    "lsa": _Family(attack=local_search),
+    "square": _Family(attack=square, count="queries"),
+    "apgd-ce": _Family(attack=apgd),
+    "apgd-t": _Family(attack=apgd, preset=(("loss", "dlr"), ("targeted", 9))),
+    "fab-t": _Family(attack=fab),
+    "autoattack": _Family(attack=auto_attack),
+    "affine": _Family(attack=affine, radii=("rotation_radius", "shift_radius")),
+    "camera": _Family(attack=unseen_camera, count="devices", radii=("strength",)),
+    "gaussian": _Family(attack=unseen_gaussian_affine, count="devices", radii=("strength",)),
 }
 
 
@@ -94,7 +85,7 @@ def parse(text: str) -> Threat:
     family = _FAMILIES.get(matched[1]) if matched else None
     if matched is None or family is None or (matched[2] and not family.count):
         raise unknown("threat", name, {preset.partition("@")[0] for preset in PRESETS})
-    attack = family.attack()
+    attack = family.attack
     hints = get_type_hints(attack)
     given: dict[str, Any] = {family.count: int(matched[2])} if matched[2] else {}
     radii = iter(family.radii)

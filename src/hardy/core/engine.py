@@ -6,14 +6,15 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
-from hardy.core.client import Training
 from hardy.core.federation import Federation
 from hardy.core.messages import Answer, Slot, Updates, Work
 from hardy.core.method import Plan
 from hardy.core.state import ServerState
 from hardy.core.tensors import Tensors
+from hardy.core.training import Training
 
-Part = Literal["train", "validation", "test"]
+DataPart = Literal["train", "validation", "test"]
+"""which of a client's rows"""
 EngineName = Literal["sequential", "vectorised", "flower"]
 
 
@@ -24,7 +25,7 @@ class Trains(Protocol):
         """Updates as they are ready, or answers as they come in from outside; a dict: why clients will not answer."""
         ...
 
-    def expect(self, round: int, slots: Sequence[Slot]) -> None:
+    def expect(self, round_number: int, slots: Sequence[Slot]) -> None:
         """What it will be asked for next, told while it may still be at work."""
         ...
 
@@ -34,7 +35,7 @@ class Trains(Protocol):
 class Question(NamedTuple):
     """Which share of their own rows do clients classify rightly?"""
 
-    part: Part
+    part: DataPart
     threat: str = ""
     """the attack they are under, such as "pgd-20"; empty: none"""
 

@@ -63,3 +63,8 @@ class Federation:
         """(channel, height, width)"""
         channel, height, width = self.x_train.shape[1:]
         return channel, height, width
+
+
+def affordable(capacity: float, unit: float) -> int:
+    """⌊R/r⌋: how many networks of width `unit` fit into a capacity. 0.3 / 0.1, a hair below 3, counts as 3."""
+    return int(capacity / unit + 1e-9)

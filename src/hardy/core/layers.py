@@ -83,7 +83,7 @@ def forcing(statistics: UseStatistics | None) -> Iterator[None]:
         _forced.reset(token)
 
 
-class Affine(nn.Module):
+class AffineParameters(nn.Module):
     """Scale and shift of every channel, where there is one."""
 
     weight: Tensor
@@ -96,7 +96,7 @@ class Affine(nn.Module):
             self.bias = nn.Parameter(torch.zeros(features))
 
 
-class Statistics(Affine):
+class Statistics(AffineParameters):
     """Running mean and variance of one branch of a norm, and its affine if it has one of its own. `noise` is the
     deviation of Gaussian noise on every update of them, drawn from the key of the call."""
 
@@ -109,7 +109,7 @@ class Statistics(Affine):
         self.register_buffer("mean", torch.zeros(features))
         self.register_buffer("var", torch.ones(features))
 
-    def normalise(self, x: Tensor, affine: Affine, eps: float) -> Tensor:
+    def normalise(self, x: Tensor, affine: AffineParameters, eps: float) -> Tensor:
         """Normalises by the batch, and moves the running statistics towards it."""
         if x.is_cuda and x.dtype != self.mean.dtype:
             return self._normalise_mixed(x, affine, eps)
@@ -122,7 +122,7 @@ class Statistics(Affine):
         self.mean, self.var = mean, var
         return out.to(x.dtype)
 
-    def _normalise_mixed(self, x: Tensor, affine: Affine, eps: float) -> Tensor:
+    def _normalise_mixed(self, x: Tensor, affine: AffineParameters, eps: float) -> Tensor:
         """The same where x is of half precision: vmap has no rule for running statistics of another type than x."""
         out, mean, rsqrt = torch.native_batch_norm(x, None, None, None, None, True, 0.0, eps)
         count = x.numel() / x.shape[1]
@@ -144,6 +144,20 @@ class Statistics(Affine):
         return statistic + self.noise * drawn
 
 
+class CountedStatistics(Statistics):
+    """Statistics that count the batches they were taken of: 0 says that nobody has trained them yet."""
+
+    batches: Tensor
+
+    def __init__(self, features: int, *, affine: bool = False, momentum: float = 0.1, noise: float = 0.0) -> None:
+        super().__init__(features, affine=affine, momentum=momentum, noise=noise)
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
+
+    def normalise(self, x: Tensor, affine: AffineParameters, eps: float) -> Tensor:
+        self.batches = self.batches + 1
+        return super().normalise(x, affine, eps)
+
+
 class FederatedStatistics(Statistics):
     """Statistics of Federated BatchNorm: a batch is normalised by what the server sent, and the running statistics move
     to what they would be if all batches seen since had been one."""
@@ -159,7 +173,7 @@ class FederatedStatistics(Statistics):
         self.register_buffer("sent_mean", torch.zeros(features), persistent=False)
         self.register_buffer("sent_var", torch.ones(features), persistent=False)
 
-    def normalise(self, x: Tensor, affine: Affine, eps: float) -> Tensor:
+    def normalise(self, x: Tensor, affine: AffineParameters, eps: float) -> Tensor:
         momentum, (mean, var) = self.momentum, _moments(x.detach(), self.mean.dtype)
         mean, var = torch.lerp(self.sent_mean, mean, momentum), torch.lerp(self.sent_var, var, momentum)
         count = self.count + x.numel() / x.shape[1]
@@ -182,12 +196,12 @@ def _moments(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return mean, (square - mean.square()).clamp_min(0.0)
 
 
-def scale_and_shift(x: Tensor, mean: Tensor, var: Tensor, affine: Affine, eps: float) -> Tensor:
+def scale_and_shift(x: Tensor, mean: Tensor, var: Tensor, affine: AffineParameters, eps: float) -> Tensor:
     """A norm with given statistics as one product and sum: attacks do little else, and vmap needs no copies for it."""
     return _along(x, *_line(mean, var, affine, eps))
 
 
-def _line(mean: Tensor, var: Tensor, affine: Affine, eps: float) -> tuple[Tensor, Tensor]:
+def _line(mean: Tensor, var: Tensor, affine: AffineParameters, eps: float) -> tuple[Tensor, Tensor]:
     scale = affine.weight * torch.rsqrt(var + eps)
     return scale, affine.bias - mean * scale
 
@@ -198,7 +212,7 @@ def _along(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return torch.addcmul(shift.to(x.dtype).view(shape), x, scale.to(x.dtype).view(shape))
 
 
-class BatchNorm(Affine):
+class BatchNorm(AffineParameters):
     """Batch normalisation over every axis but the second, with statistics per branch and one affine for all, or one
     for each branch. `gain` multiplies what comes in where the batch's own statistics are used (layer rescaling)."""
 
@@ -220,8 +234,8 @@ class BatchNorm(Affine):
 
     def _normalised(self, x: Tensor, call: Call) -> Tensor:
         if call.robustness is not None and call.statistics == "running":
-            return self._mixed(x, call.robustness)
-        kept, affine = self._branch(call.branch)
+            return self.mixed(x, call.robustness)
+        kept, affine = self.branch(call.branch)
         if call.statistics == "running":
             return scale_and_shift(x, kept.mean, kept.var, affine, self.eps)
         x = x if self.gain == 1.0 else x * self.gain
@@ -233,19 +247,19 @@ class BatchNorm(Affine):
         kept.blur(call)
         return out
 
-    def _branch(self, name: str) -> tuple[Statistics, Affine]:
+    def branch(self, name: str) -> tuple[Statistics, AffineParameters]:
         kept = self.get_submodule(name)
         assert isinstance(kept, Statistics)
         return kept, kept if self.dual_affine else self
 
-    def _mixed(self, x: Tensor, robustness: float | Tensor) -> Tensor:
+    def mixed(self, x: Tensor, robustness: float | Tensor) -> Tensor:
         """(1 − λ) of the clean branch's output and λ of the adversarial one's: two lines mix to a line. λ is a number,
         or one an image."""
         if isinstance(robustness, Tensor) and robustness.dim():
             robustness = robustness[:, None]
         lines = []
         for name in ("clean", "adversarial"):
-            kept, affine = self._branch(name)
+            kept, affine = self.branch(name)
             lines.append(_line(kept.mean, kept.var, affine, self.eps))
         scale, shift = ((1 - robustness) * clean + robustness * robust for clean, robust in zip(*lines, strict=True))
         return _along(x, scale, shift)

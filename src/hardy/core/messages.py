@@ -87,9 +87,7 @@ class Updates:
 
     def only(self, names: Iterable[str]) -> "Updates":
         """Only these shared tensors."""
-        some = replace(self, shared=tensors.select(self.shared, names))
-        some.__dict__["bases"] = self.bases
-        return some
+        return replace(self, shared=tensors.select(self.shared, names))
 
     @staticmethod
     def join(parts: Sequence["Updates"]) -> "Updates":

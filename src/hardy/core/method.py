@@ -1,8 +1,8 @@
-"""A method is a bundle of parts; bound to a model, every tensor has exactly one owner."""
+"""A method is a bundle of five parts; bound to a model, every tensor has exactly one owner."""
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -11,30 +11,55 @@ from torch import nn
 from hardy.core.federation import Client
 from hardy.core.layers import FederatedStatistics
 from hardy.core.partition import Placement, Role, Tag, tags
-from hardy.core.tensors import Tensors, repeat, select, stack
+from hardy.core.protocols import (
+    Aggregator,
+    Budget,
+    Norm,
+    Objective,
+    Optimiser,
+    Part,
+    Setting,
+    Submodels,
+    name_part,
+    walk,
+)
+from hardy.core.tensors import ImageShape, Tensors, repeat, select, stack
 from hardy.errors import HardyError, unknown
-from hardy.parts.aggregators.base import Aggregator, by_name, mean
-from hardy.parts.budgets import Budget, full
-from hardy.parts.norms import Norm, batch
-from hardy.parts.objectives import Objective, Shape, cross_entropy
+from hardy.registry import find
 
-Model = Callable[[Callable[[int], nn.Module]], nn.Module]
+BuildModel = Callable[[Callable[[int], nn.Module]], nn.Module]
 """Builds a network around a norm layer: `lambda norm: digits_cnn(norm=norm)`."""
 
 _OBJECTIVES_KEPT = 1000
 _STATISTICS = {Role.NORM_MEAN, Role.NORM_VAR, Role.NORM_COUNT}
 _NORM_ROLES = {Role.NORM_AFFINE, *_STATISTICS}
+_FACTS = {
+    "kind": (
+        "data.adversarial makes clients AT and ST",
+        "objective by_kind (fatavg, fedrbn and sfat have it), or leave data.adversarial out",
+    ),
+    "capacity": (
+        "data.capacity gives clients widths they can train",
+        "budget queue (split_mix) or corners (heterofl), or leave data.capacity out",
+    ),
+}
+
+
+def _usual(kind: str, name: str) -> Callable[[], Any]:
+    """The part a method has unless it says otherwise, by name: the core imports no part."""
+    return lambda: find(kind, name)()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """norm + objective + budget + aggregator; `replace` composes."""
+    """norm + objective + optimiser + budget + aggregator; `replace` composes."""
 
     name: str = "custom"
-    norm: Norm = batch()
-    objective: Objective = cross_entropy()
-    budget: Budget = full()
-    aggregator: Aggregator = mean()
+    norm: Norm = field(default_factory=_usual("norm", "batch"))
+    objective: Objective = field(default_factory=_usual("objective", "cross_entropy"))
+    optimiser: Optimiser = field(default_factory=_usual("optimiser", "sgd"))
+    budget: Budget = field(default_factory=_usual("budget", "full"))
+    aggregator: Aggregator = field(default_factory=_usual("aggregator", "mean"))
     weights: Placement = Placement.SHARED
     """where everything but the norm layers lives; private = nobody talks to anybody"""
     pooled: bool = False
@@ -48,46 +73,50 @@ class Method:
                 raise unknown("part of a method", name, known)
         return dataclasses.replace(self, **parts)
 
-    def bind(self, model: Model, shape: Shape) -> "Plan":
-        """The method on a network: who owns which tensor. Two claims on one tensor are refused."""
-        kept = self.norm.branches
-        if kept is not None and (missing := self.objective.branches - kept):
-            raise HardyError(
-                f"objective {_name(self.objective)!r} uses statistics of the branch {min(missing)!r}, but norm "
-                f"{_name(self.norm)!r} keeps only {', '.join(sorted(kept))}. Usual fix: norm dual, or branch clean."
-            )
-        if self.norm.serving == "batch" and self.norm.keeps is FederatedStatistics:
-            raise HardyError(
-                f"norm {_name(self.norm)!r} normalises by what the server sent; serving must be running or post."
-            )
+    def parts(self) -> Iterator[Part]:
+        """Its parts, and the parts inside them."""
+        for each in (self.norm, self.objective, self.optimiser, self.budget, self.aggregator):
+            yield from walk(each)
+
+    def check(self, setting: Setting) -> None:
+        """Refuses combinations that would not work, or in which something would have no effect."""
+        for part in self.parts():
+            part.check(self, setting)
+        consumed = {fact for part in self.parts() for fact in part.consumes}
+        given = {
+            "kind": any(client.kind for client in setting.clients),
+            "capacity": any(client.capacity != 1 for client in setting.clients),
+        }
+        for fact, (what, remedy) in _FACTS.items():
+            if given[fact] and fact not in consumed:
+                raise HardyError(
+                    f"{what}, but no part of method {self.name!r} looks at a client's {fact}. Usual fix: {remedy}."
+                )
+
+    def bind(self, model: BuildModel, shape: ImageShape, batch: int = 32) -> "Plan":
+        """The method on a network: who owns which tensor. Two claims on one tensor are refused. `batch` is the largest
+        batch of a step."""
+        self._refuse_branches()
         nets = self.budget.networks(lambda: model(self.norm.layer))
         net, tag = nets[0], tags(nets[0])
-        placement = {n: self.norm.placement(t) if t.role in _NORM_ROLES else self.weights for n, t in tag.items()}
+        placement = {n: self._place(t) for n, t in tag.items()}
         for name, where in placement.items():
             if tag[name].role in self.aggregator.claims and where is not Placement.SHARED:
                 raise HardyError(
-                    f"two owners for tensor {name!r}: norm {_name(self.norm)!r} keeps it {where}, and aggregator "
-                    f"{_name(self.aggregator)!r} has a rule for {tag[name].role}. Usual fix: norm batch, or leave "
+                    f"two owners for tensor {name!r}: norm {name_part(self.norm)!r} keeps it {where}, and aggregator "
+                    f"{name_part(self.aggregator)!r} has a rule for {tag[name].role}. Usual fix: norm batch, or leave "
                     f"{tag[name].role} out of the aggregator."
                 )
         own = [{n: t.detach() for n, t in (*w.named_parameters(), *w.named_buffers()) if n in tag} for w in nets]
         start = own[0]
-        trained = select(start, (n for n, t in tag.items() if t.trained and placement[n] is Placement.SHARED))
-        for where, extra in (
-            (Placement.SHARED, self.objective.shared(trained)),
-            (Placement.PRIVATE, self.objective.private(trained, shape)),
+        trained = select(start, (n for n, t in tag.items() if t.trained))
+        shared = [n for n in trained if placement[n] is Placement.SHARED]
+        for part, where, extra in (
+            (self.optimiser, Placement.SHARED, self.optimiser.shared(select(trained, shared))),
+            (self.objective, Placement.PRIVATE, self.objective.private(shape, batch)),
+            (self.optimiser, Placement.PRIVATE, self.optimiser.kept_state(trained, shared)),
         ):
-            if taken := extra.keys() & tag.keys():
-                raise HardyError(
-                    f"two owners for tensor {min(taken)!r}: the model and objective {_name(self.objective)!r}. "
-                    "Usual fix: rename the module."
-                )
-            if extra and where is Placement.SHARED and Role.CONTROL not in self.aggregator.claims:
-                raise HardyError(
-                    f"objective {_name(self.objective)!r} adds shared tensors ({min(extra)}, ...), but aggregator "
-                    f"{_name(self.aggregator)!r} has no rule for control. Usual fix: aggregator by_role with the rule "
-                    "wanted as default and control = control_mean."
-                )
+            self._refuse_extra(part, where, extra, tag)
             start |= extra
             placement |= dict.fromkeys(extra, where)
             tag |= {n: Tag(Role.CONTROL) for n in extra}
@@ -98,7 +127,45 @@ class Method:
             placement=placement,
             start=start,
             others=tuple({**start, **other} for other in own[1:]),
+            submodels=self.budget.submodels(net, shape),
+            optimiser_shapes={n: tuple(t.shape) for n, t in self.optimiser.init(trained, shared).items()},
         )
+
+    def _place(self, tag: Tag) -> Placement:
+        of_a_norm = tag.role in _NORM_ROLES or (tag.role is Role.COUNTER and tag.branch)
+        return self.norm.placement(tag) if of_a_norm else self.weights
+
+    def _refuse_branches(self) -> None:
+        kept = self.norm.branches
+        needed = frozenset().union(*(p.branches for p in walk(self.objective) if isinstance(p, Objective)))
+        if kept is not None and (missing := needed - kept):
+            raise HardyError(
+                f"objective {name_part(self.objective)!r} uses statistics of the branch {min(missing)!r}, but norm "
+                f"{name_part(self.norm)!r} keeps only {', '.join(sorted(kept))}. Usual fix: norm dual, or branch clean."
+            )
+        if kept is not None and (unused := kept - needed):
+            raise HardyError(
+                f"norm {name_part(self.norm)!r} keeps statistics of the branch {min(unused)!r}, but objective "
+                f"{name_part(self.objective)!r} never goes through it. Usual fix: norm batch or local, or an "
+                'adversarial objective with branch = "adversarial".'
+            )
+        if self.norm.inference_statistics == "batch" and self.norm.keeps is FederatedStatistics:
+            raise HardyError(
+                f"norm {name_part(self.norm)!r} normalises by what the server sent; inference_statistics must be "
+                "running or recomputed."
+            )
+
+    def _refuse_extra(self, part: Part, where: Placement, extra: Tensors, tag: dict[str, Tag]) -> None:
+        if taken := extra.keys() & tag.keys():
+            raise HardyError(
+                f"two owners for tensor {min(taken)!r}: the model and {name_part(part)!r}. Usual fix: rename the module."
+            )
+        if extra and where is Placement.SHARED and Role.CONTROL not in self.aggregator.claims:
+            raise HardyError(
+                f"optimiser {name_part(part)!r} adds shared tensors ({min(extra)}, ...), but aggregator "
+                f"{name_part(self.aggregator)!r} has no rule for control. Usual fix: aggregator by_role with the rule "
+                "wanted as default and control = control_mean."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +180,10 @@ class Plan:
     """first values of the first base"""
     others: tuple[Tensors, ...] = ()
     """and of each further one"""
+    submodels: Submodels | None = None
+    """the sub-networks that clients of small capacity train"""
+    optimiser_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """the optimiser's state in a round, of one slot; it starts at zero unless it is kept"""
 
     def names(self, where: Placement) -> list[str]:
         return [name for name, placed in self.placement.items() if placed is where]
@@ -129,8 +200,10 @@ class Plan:
                     for name, tag in self.tags.items()
                     if tag.role in _STATISTICS and tag.branch == branch and self.placement[name] is Placement.SHARED
                 ]
-                groups.append((own, names))
-        return by_name(rule, groups) if groups else rule
+                groups.append((own, tuple(names)))
+        by_name = find("aggregator", "by_name")
+        made: Aggregator = by_name(default=rule, groups=tuple(groups)) if groups else rule
+        return made
 
     @cached_property
     def sent(self) -> dict[str, str]:
@@ -143,7 +216,12 @@ class Plan:
         return [name for name, tag in self.tags.items() if tag.trained]
 
     @cached_property
-    def kept(self) -> list[str]:
+    def shared_trained(self) -> list[str]:
+        """The trained tensors that all clients have in common."""
+        return [name for name in self.trained if self.placement[name] is Placement.SHARED]
+
+    @cached_property
+    def buffers(self) -> list[str]:
         """Tensors of the model that training moves without a gradient: statistics and counters."""
         return [name for name, tag in self.tags.items() if not tag.trained and tag.role is not Role.CONTROL]
 
@@ -160,19 +238,16 @@ class Plan:
         *clients, _ = axes
         return repeat(stack([select(base, self.names(where)) for base in (self.start, *self.others)]), *clients)
 
-    def objective(self, client: Client, round: int) -> Objective:
+    def objective(self, client: Client, round_number: int) -> Objective:
         """What a client minimises in a round: by its kind, and within its capacity."""
-        key = client.kind, client.capacity, round
+        key = client.kind, client.capacity, round_number
         if key not in self._objectives:
             if len(self._objectives) >= _OBJECTIVES_KEPT:
                 self._objectives.clear()
-            self._objectives[key] = self.method.objective.of(client.kind, round).within(client.capacity)
+            found = self.method.objective.for_client(client.kind, round_number)
+            self._objectives[key] = self.submodels.objective(found, client.capacity) if self.submodels else found
         return self._objectives[key]
 
     @cached_property
     def _objectives(self) -> dict[tuple[str, float, int], Objective]:
         return {}
-
-
-def _name(part: object) -> str:
-    return type(part).__name__

@@ -11,11 +11,11 @@ from hardy.core.tensors import Tensors
 
 
 class Net:
-    """forward(x, branch, statistics) over the tensors of one slot. Passes in batch mode move `kept` (the statistics),
+    """forward(x, branch, statistics) over the tensors of one slot. Passes in batch mode move `buffers` (the statistics),
     which the step reads off afterwards; the tensors given are never written to."""
 
-    def __init__(self, model: nn.Module, trained: Tensors, kept: Tensors) -> None:
-        self.model, self.kept = model, kept
+    def __init__(self, model: nn.Module, trained: Tensors, buffers: Tensors) -> None:
+        self.model, self.buffers = model, buffers
         self.trained = trained
 
     @property
@@ -41,11 +41,11 @@ class Net:
         """The logits of several passes of as many images each, one after the other for the norms, but with every layer
         run once for all: weights are read, and their gradients written, once."""
         images, calls = zip(*passes, strict=True)
-        state = {**self._read, **self.kept}
+        state = {**self._read, **self.buffers}
         with passing(*calls):
             logits: Tensor = functional_call(self.model, state, (images[0] if len(images) == 1 else torch.cat(images),))
         if any(call.statistics == "batch" for call in calls):
-            self.kept = {name: state[name] for name in self.kept}
+            self.buffers = {name: state[name] for name in self.buffers}
         logits = logits.to(images[0].dtype)
         return [logits] if len(calls) == 1 else list(logits.chunk(len(calls)))
 
@@ -53,7 +53,7 @@ class Net:
 def _rounded(model: nn.Module, trained: Tensors) -> Tensors:
     """Weights as autocast hands them to the products they are for: rounded once, and not in every pass of an attack."""
     device = next(iter(trained.values())).device.type if trained else "cpu"
-    if not torch.is_autocast_enabled(device):
+    if device == "meta" or not torch.is_autocast_enabled(device):
         return trained
     products = {f"{n}.weight" for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
     half = torch.get_autocast_dtype(device)

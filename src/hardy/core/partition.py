@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from torch import nn
 
@@ -18,7 +19,7 @@ class Role(StrEnum):
     """How many values the statistics of Federated BatchNorm were taken of."""
     COUNTER = "counter"
     CONTROL = "control"
-    """What an objective adds to the shared tensors (SCAFFOLD's c)."""
+    """What an objective or an optimiser adds (SCAFFOLD's variates, FedRobust's shift, momentum that is kept)."""
 
 
 class Placement(StrEnum):
@@ -60,8 +61,20 @@ def tags(model: nn.Module) -> dict[str, Tag]:
         for name, buffer in module.named_buffers(recurse=False):
             if isinstance(module, InputScale) or name in module._non_persistent_buffers_set:
                 continue
-            if isinstance(module, Statistics):
+            if isinstance(module, Statistics) and buffer.is_floating_point():
                 found[prefix + name] = Tag(Role(f"norm_{name}"), branch=branch)
+            elif isinstance(module, Statistics):
+                found[prefix + name] = Tag(Role.COUNTER, branch=branch)
             else:
                 found[prefix + name] = Tag(Role.WEIGHT if buffer.is_floating_point() else Role.COUNTER)
     return found
+
+
+@lru_cache(maxsize=32)
+def branch_paths(model: nn.Module, branch: str) -> tuple[str, ...]:
+    """The paths of a branch's statistics in a model."""
+    return tuple(
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, Statistics) and path.rpartition(".")[2] == branch
+    )

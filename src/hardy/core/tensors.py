@@ -13,6 +13,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
+ImageShape = tuple[int, int, int]
+"""(channel, height, width)"""
 
 
 def send(values: Tensor | Sequence[int], device: torch.device) -> Tensor:
@@ -79,6 +81,7 @@ def descend(
     decay: float = 0.0,
     velocity: Tensors | None = None,
     momentum: float = 0.0,
+    nesterov: bool = False,
     up: bool = False,
 ) -> None:
     """A step of SGD in place, down the gradient or up it, on tensors that lie in memory without gaps."""
@@ -94,15 +97,17 @@ def descend(
             momentum=momentum,
             lr=rate,
             dampening=0.0,
-            nesterov=False,
+            nesterov=nesterov,
             maximize=up,
             is_first_step=False,
         )
         return
     for at, (w, g) in enumerate(zip(moved, slopes, strict=True)):  # the fused kernel reads its rate as float32
         g = torch.add(-g if up else g, w, alpha=decay)
-        v = speeds[at].mul_(momentum).add_(g) if speeds else g
-        w.sub_(v * rate)
+        if speeds:
+            v = speeds[at].mul_(momentum).add_(g)
+            g = torch.add(g, v, alpha=momentum) if nesterov else v
+        w.sub_(g * rate)
 
 
 def gather(tensors: Tensors, *index: Tensor | int | slice) -> Tensors:
@@ -121,10 +126,28 @@ def scatter(tensors: Tensors, rows: Tensors, *index: Tensor | int) -> Tensors:
 
 
 def flatten(tensors: Tensors, like: Tensor) -> Tensor:
-    """The floating tensors as one matrix with the rows of `like`, [S, D], in the order of their names."""
+    """The floating tensors as one matrix with the rows of `like`, [S, D], in the order of their names. Where they are
+    views of such a matrix already (see `unflatten`), it is that matrix: it may be as large as all updates."""
     rows = like.shape[0]
-    flat = [t.reshape(rows, -1) for _, t in sorted(tensors.items()) if t.is_floating_point()]
-    return torch.cat(flat, 1) if flat else like.new_zeros(rows, 0)
+    parts = [t for _, t in sorted(tensors.items()) if t.is_floating_point()]
+    whole = _viewed(parts, rows)
+    if whole is not None:
+        return whole
+    return torch.cat([t.reshape(rows, -1) for t in parts], 1) if parts else like.new_zeros(rows, 0)
+
+
+def _viewed(parts: Sequence[Tensor], rows: int) -> Tensor | None:
+    """The matrix [S, D] that these are adjacent column blocks of, or None."""
+    whole = parts[0]._base if parts else None
+    if whole is None or whole.dim() != 2 or len(whole) != rows or not whole.is_contiguous():
+        return None
+    at = whole.storage_offset()
+    for part in parts:
+        inner = part.stride()[1:] == torch.empty(part.shape[1:], device="meta").stride()
+        if part._base is not whole or part.storage_offset() != at or part.stride(0) != whole.stride(0) or not inner:
+            return None
+        at += part[0].numel()
+    return whole if at == whole.storage_offset() + whole.shape[1] else None
 
 
 def unflatten(matrix: Tensor, like: Tensors) -> Tensors:

@@ -1,5 +1,5 @@
-"""Data: where they come from and who holds which. Importing the package enters all sources."""
+"""Data: where they come from and who holds which. Importing the package registers sources, splits, shifts, capacities."""
 
-from hardy.data import array_sources, picture_sources
+from hardy.data import array_sources, capacity, picture_sources, shifts, splits
 
-__all__ = ["array_sources", "picture_sources"]
+__all__ = ["array_sources", "capacity", "picture_sources", "shifts", "splits"]

@@ -64,7 +64,7 @@ def data_root(explicit: Path | None = None) -> Path | None:
     return Path(named).expanduser() if named else None
 
 
-def load(name: str, root: Path | None = None, **options: object) -> Dataset:
+def load_dataset(name: str, root: Path | None = None, **options: object) -> Dataset:
     """The data of a source, checked. Without a root, HARDY_DATA names it."""
     if name not in SOURCES:
         raise unknown("data source", name, SOURCES)

@@ -1,7 +1,6 @@
 """Who holds which rows: rules that deal a pool of labelled rows to clients, and the federation they make."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -18,9 +17,6 @@ Rule = Callable[[Labels, int, Generator], list[Rows]]
 """Labels of a pool, number of clients, generator -> the rows of each client, no row twice. A client's last rows become
 its validation set, so a rule that sorts must shuffle in the end."""
 Testing = Literal["split", "shared", "matched"]
-Affording = float | Literal["rich"] | tuple[int | str, ...] | dict[str, float] | None
-"""Who can afford adversarial training: a share of each domain's clients, those of the largest capacity, clients by
-number or by domain, or a share for each of some domains."""
 
 _TRIES = 1000
 
@@ -97,37 +93,6 @@ def federate(
         y_test=y_test,
         clients=tuple(made),
     )
-
-
-def with_kinds(federation: Federation, adversarial: Affording) -> Federation:
-    """Makes clients AT, and the others ST; None leaves them as they are. A share takes a domain's first clients,
-    rounded down."""
-    if adversarial is None:
-        return federation
-    domains: dict[str, list[int]] = {}
-    for number, client in enumerate(federation.clients):
-        domains.setdefault(client.domain, []).append(number)
-    shares: dict[int | str, float]
-    if adversarial == "rich":
-        most = max(client.capacity for client in federation.clients)
-        shares = {number: 1.0 for number, client in enumerate(federation.clients) if client.capacity == most}
-    elif isinstance(adversarial, int | float):
-        shares = dict.fromkeys(domains, adversarial)
-    else:
-        shares = dict(adversarial.items()) if isinstance(adversarial, dict) else dict.fromkeys(adversarial, 1.0)
-    chosen: set[int] = set()
-    last = len(federation.clients) - 1
-    for who, share in shares.items():
-        if isinstance(who, int):
-            _require(0 <= who <= last, "a client's number in data.adversarial", who, f"0 to {last}")
-            chosen.add(who)
-        elif who not in domains:
-            raise unknown("domain in data.adversarial", who, domains)
-        else:
-            _require(0 <= share <= 1, f"the share of {who} in data.adversarial", share, "in [0, 1]")
-            chosen.update(domains[who][: int(share * len(domains[who]) + 1e-9)])
-    clients = (replace(c, kind="AT" if n in chosen else "ST") for n, c in enumerate(federation.clients))
-    return replace(federation, clients=tuple(clients))
 
 
 @part("split")
@@ -327,11 +292,6 @@ def _images(domains: Iterable[Pixels]) -> Pixels:
 
 
 __all__ = [
-    "Client",
-    "Federation",
-    "Rows",
-    "Rule",
-    "Testing",
     "blocks",
     "classes_per_client",
     "dirichlet",

@@ -57,7 +57,7 @@ def network_for_new_client(
     held = dict(shared)
     for name, value in own.items():
         knowing = able if able and plan.tags[name].branch == "adversarial" else members
-        held[name] = value[knowing].mean(0)
+        held[name] = value[knowing].mean(0) if value.is_floating_point() else value[knowing].amax(0)
     held = tensors.select(held, serving.model_names(plan))
     if images is not None:
         x, bases = _pixels(images, data, next(iter(held.values()))), range(plan.method.budget.bases)
@@ -67,7 +67,7 @@ def network_for_new_client(
     reported = {n: torch.cat([value, held[n][None]]) for n, value in reported.items()}
     written = plan.method.norm.exchange(reported, plan.tags, [*clients, unknown_one])
     held |= tensors.gather(written, -1)
-    return serving.mixture(plan, plan.method.budget.serve(held, 1.0), branch)
+    return serving.mixture(plan, plan.method.budget.serve(held, 1.0, plan.submodels), branch)
 
 
 def _pixels(images: Tensor | NDArray[Any], data: Federation, like: Tensor) -> Tensor:
@@ -96,14 +96,15 @@ def fine_tune(
     frozen = set(plan.trained[:first])
     alone = replace(
         plan,
-        method=plan.method.replace(weights=Placement.PRIVATE, objective=plan.method.objective.personal),
+        method=plan.method.replace(weights=Placement.PRIVATE, objective=plan.method.objective.alone()),
         tags={n: replace(tag, trained=tag.trained and n not in frozen) for n, tag in plan.tags.items()},
         placement=dict.fromkeys(plan.tags, Placement.PRIVATE),
     )
     training = replace(engine.training, steps=steps, rate=engine.training.rate if rate is None else rate)
     tuned = type(engine)(alone, engine.device_data, training, seed=engine.seed, lane=engine.lane)
     everybody = range(len(engine.data.clients))
-    owned = {**tensors.repeat(state.shared, len(everybody)), **state.reported, **engine.store}
+    shared = plan.aggregator.served(state.shared, state.memory)
+    owned = {**tensors.repeat(shared, len(everybody)), **state.reported, **engine.store}
     tuned.store = tensors.apply(Tensor.clone, owned)
     slots = [Slot(client, base) for client in everybody for base in range(plan.method.budget.bases)]
     for _ in tuned.train(Work(round=state.round, rate=training.rate, slots=slots, shared={}, reported={})):

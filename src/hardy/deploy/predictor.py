@@ -46,7 +46,7 @@ class Predictor(nn.Module):
         super().__init__()
         norm, names = plan.method.norm, serving.model_names(plan)
         own = {name: own[name] for name in names if name in own}
-        recomputes = serving.inference_statistics(norm) == "recomputed"
+        recomputes = norm.inference_statistics == "recomputed"
         if (own or recomputes) and client is None:
             raise HardyError(
                 f"norm {type(norm).__name__!r} gives every client a network of its own; choose one of the "

@@ -1,6 +1,7 @@
 """What every engine on one machine has: the data on the device, the clients' private tensors, and two verbs."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import numpy as np
@@ -8,38 +9,14 @@ import torch
 from torch import Tensor
 
 from hardy.core import random, tensors
-from hardy.core.client import Training
-from hardy.core.federation import Federation, Rows
+from hardy.core.federation import Rows
 from hardy.core.messages import Slot, Updates, Work
 from hardy.core.method import Plan
 from hardy.core.partition import Placement
+from hardy.core.protocols import Batch
 from hardy.core.tensors import Tensors
-from hardy.parts.objectives import Batch
-
-Precision = Literal["float32", "tf32", "float64", "bfloat16"]
-
-
-class DeviceData:
-    """A federation's images on a device, in one tensor for all clients: no loader, no copies."""
-
-    def __init__(self, data: Federation, device: torch.device, precision: Precision = "tf32") -> None:
-        self.federation, self.device = data, device
-        self.dtype = torch.float64 if precision == "float64" else torch.float32
-        self.mixed = precision == "bfloat16"
-        tf32 = precision in ("tf32", "bfloat16")
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-        self.x = {
-            "train": torch.from_numpy(data.x_train).to(device),
-            "test": torch.from_numpy(data.x_test).to(device),
-        }
-        self.y = {
-            "train": torch.from_numpy(data.y_train).to(device),
-            "test": torch.from_numpy(data.y_test).to(device),
-        }
-
-    def images(self, part: str, rows: Tensor) -> Tensor:
-        """Pixels in [0, 1]."""
-        return self.x[part][rows].to(self.dtype).div_(255.0)
+from hardy.core.training import Training
+from hardy.engines.device_data import DeviceData
 
 
 class Engine:
@@ -77,15 +54,14 @@ class Engine:
     def batch(self, rows: Tensor) -> Batch:
         return Batch(self.device_data.images("train", rows), self.device_data.y["train"][rows])
 
-    def arithmetic(self) -> torch.autocast:
-        """What training steps run in: with precision bfloat16 the products of layers and what passes between them are
-        bfloat16; weights, statistics, gradients and losses are float32 as ever, and so is all evaluation."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device_data.mixed, cache_enabled=False)
+    def arithmetic(self, *, training: bool = True) -> AbstractContextManager[None]:
+        """What steps, or evaluations, run in."""
+        return self.device_data.arithmetic(training=training)
 
-    def batches(self, round: int, client: int) -> list[Rows]:
+    def batches(self, round_number: int, client: int) -> list[Rows]:
         """The rows of a client's local steps; the same for every base it trains."""
-        rng = random.stream(self.seed, round, self.first + client, "batches")
-        return self.training.batches(self.train_rows[client], rng, round)
+        rng = random.stream(self.seed, round_number, self.first + client, "batches")
+        return self.training.batches(self.train_rows[client], rng, round_number)
 
     def numbered(self, slots: Sequence[Slot]) -> list[Slot]:
         """The slots by their clients' numbers in the whole federation, from which all randomness comes."""
@@ -95,9 +71,9 @@ class Engine:
         """What a network has to add to a round's line."""
         return {}
 
-    def loss_window(self, round: int, steps: int) -> int:
+    def loss_window(self, round_number: int, steps: int) -> int:
         """How many of the last steps make up the last epoch, over which the loss is reported."""
-        return steps if self.training.steps is not None else max(1, steps // self.training.epochs_at(round))
+        return steps if self.training.steps is not None else max(1, steps // self.training.epochs_at(round_number))
 
     def keep(self, slots: Sequence[Slot], private: Tensors) -> None:
         """Stores what clients keep, [S, ...]. One that ruined its tensors keeps its old ones, as a restart would."""
@@ -129,7 +105,7 @@ class Engine:
         clients, bases = len(self.data.clients), self.plan.method.budget.bases
         return list(slots) == [Slot(client, base) for client in range(clients) for base in range(bases)]
 
-    def expect(self, round: int, slots: Sequence[Slot]) -> None:
+    def expect(self, round_number: int, slots: Sequence[Slot]) -> None:
         """Told what the next round will ask for while this one is still at work; most engines need not know."""
 
     def train(self, work: Work) -> Iterator[Updates]:

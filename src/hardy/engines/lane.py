@@ -11,17 +11,16 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hardy.core import tensors
-from hardy.core.client import State, StepResult, Training, move
+from hardy.core.client import ClientState, apply_gradients, fresh_copies
+from hardy.core.protocols import Objective, Optimiser, StepResult
 from hardy.core.tensors import Tensors
-from hardy.parts.objectives import Objective
 
 
 class _Held(NamedTuple):
     """What a lane works on."""
 
     received: Tensors
-    state: State
-    momentum: Tensors
+    state: ClientState
     rate: Tensor
 
 
@@ -36,14 +35,14 @@ class Lane:
     def __init__(
         self,
         look: Callable[..., StepResult],
-        training: Training,
+        optimiser: Optimiser,
         objective: Objective,
         *,
         one_base: bool,
         fixed: bool,
         captured: bool = False,
     ) -> None:
-        self.look, self.training, self.objective = look, training, objective
+        self.look, self.optimiser, self.objective = look, optimiser, objective
         self.one_base, self.fixed, self.captured = one_base, fixed, captured
         self.held: _Held | None = None
         self.graphs: dict[tuple[int, ...], _Graph] = {}
@@ -53,19 +52,16 @@ class Lane:
         self.stream: torch.cuda.Stream | None = None
         """on which they are captured"""
 
-    def load(self, received: Tensors, state: State, rate: Tensor, *, opening: bool) -> None:
+    def load(self, received: Tensors, state: ClientState, rate: Tensor, *, opening: bool) -> None:
         """Starts a round. Slots that open it together read what they received from one place; their own weights are
         written when they have."""
         if self.held is None or not self.fixed:
-            trained, private = tensors.copies(state.trained), tensors.copies(state.private)
-            momentum = tensors.apply(torch.zeros_like, trained) if self.training.momentum else {}
             if self.fixed:
-                received, state, rate = pytree.tree_map(Tensor.clone, (received, state, rate))
-            self.held = _Held(received, State(trained, state.kept, private), momentum, rate)
+                received, rate = pytree.tree_map(Tensor.clone, (received, rate))
+                state = state._replace(buffers=tensors.copies(state.buffers))
+            self.held = _Held(received, fresh_copies(state), rate)
             return
         held = self.held
-        if self.training.momentum:
-            torch._foreach_zero_(list(held.momentum.values()))
         mine = held.state
         if opening:
             mine, state = _own(mine, received), _own(state, received)
@@ -86,41 +82,44 @@ class Lane:
 
     def _move_all(self, rows: Tensor, key: Tensor, *, opening: bool) -> Tensor:
         assert self.held is not None
-        received, state, momentum, rate = self.held
-        found = self.look(received, state, rows, key, opening)
+        received, state, rate = self.held
+        found = self.look(received, state, rows, key, rate, opening)
         for name in received.keys() & state.trained.keys() if opening else ():
             state.trained[name].copy_(received[name])
-        self._keep(move(self.training, self.objective, state, momentum, found, rate))
+        self._keep(apply_gradients(self.optimiser, self.objective, state, found, rate))
         return found.loss
 
     def _move_some(self, rows: Tensor, key: Tensor, members: Tensor) -> Tensor:
         assert self.held is not None
-        received, state, momentum, rate = self.held
-        part, speed = pytree.tree_map(lambda leaf: leaf[members], (state, momentum))
+        received, state, rate = self.held
+        part: ClientState = pytree.tree_map(lambda leaf: leaf[members], state)
         given = received if self.one_base else tensors.gather(received, members)
-        found = self.look(given, part, rows, key, False)
-        part = move(self.training, self.objective, part, speed, found, rate)
-        for whole, moved in ((state.trained, part.trained), (state.private, part.private), (momentum, speed)):
+        found = self.look(given, part, rows, key, rate, False)
+        part = apply_gradients(self.optimiser, self.objective, part, found, rate)
+        for whole, moved in ((state.trained, part.trained), (state.private, part.private)):
             for name, rows_of_it in moved.items():
                 whole[name].index_copy_(0, members, rows_of_it)
-        kept = {name: whole.index_copy(0, members, part.kept[name]) for name, whole in state.kept.items()}
-        self._keep(state._replace(kept=kept))
+        buffers, own = (
+            {name: value.index_copy(0, members, moved[name]) for name, value in whole.items()}
+            for whole, moved in ((state.buffers, part.buffers), (state.optimiser, part.optimiser))
+        )
+        self._keep(state._replace(buffers=buffers, optimiser=own))
         return found.loss
 
-    def _keep(self, state: State) -> None:
+    def _keep(self, state: ClientState) -> None:
         assert self.held is not None
         if self.fixed:
             _copy(self.held.state, state)
         else:
             self.held = self.held._replace(state=state)
 
-    def unload(self) -> State:
+    def unload(self) -> ClientState:
         """The state at the end of a round; what others will read is no longer tied to the lane."""
         assert self.held is not None
         state = self.held.state
         if not self.fixed:
             return state
-        return state._replace(trained=tensors.copies(state.trained), kept=tensors.copies(state.kept))
+        return state._replace(trained=tensors.copies(state.trained), buffers=tensors.copies(state.buffers))
 
 
 class _Graph:
@@ -162,7 +161,7 @@ def _own_workspace() -> Iterator[None]:
         torch._C._cuda_clearCublasWorkspaces()
 
 
-def _own(state: State, received: Tensors) -> State:
+def _own(state: ClientState, received: Tensors) -> ClientState:
     """Without the trained tensors that were received."""
     return state._replace(trained={name: w for name, w in state.trained.items() if name not in received})
 

@@ -17,14 +17,14 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hardy.core import tensors
-from hardy.core.client import State, begin, compute_gradients, finish, keys
+from hardy.core.client import ClientState, compute_gradients, init_client, make_reply, step_keys
 from hardy.core.federation import Rows
 from hardy.core.messages import Slot, Updates, Work
+from hardy.core.protocols import Objective
 from hardy.core.tensors import Tensors
 from hardy.engines.base import Engine
 from hardy.engines.lane import Lane
 from hardy.models.stacked import vectorising
-from hardy.parts.objectives import Objective
 
 
 def vmap(function: Callable[..., Any], in_dims: tuple[Any, ...]) -> Callable[..., Any]:
@@ -93,11 +93,11 @@ class Vectorised(Engine):
         """Whether lanes are kept from round to round with their tensors, as captured steps need it."""
         return self.device.type == "cuda"
 
-    def expect(self, round: int, slots: Sequence[Slot]) -> None:
-        planned = self._planned(round, slots) if self.device.type == "cuda" else []
+    def expect(self, round_number: int, slots: Sequence[Slot]) -> None:
+        planned = self._planned(round_number, slots) if self.device.type == "cuda" else []
         if planned and all(p.objective in self._sizes for p in planned):
-            tasks = self._tasks(round, planned, lambda some: self._sizes[some[0].objective])
-            self._expected = round, list(slots), list(tasks)
+            tasks = self._tasks(round_number, planned, lambda some: self._sizes[some[0].objective])
+            self._expected = round_number, list(slots), list(tasks)
 
     def train(self, work: Work) -> Iterator[Updates]:
         if self._expected and self._expected[:2] == (work.round, list(work.slots)):
@@ -127,27 +127,33 @@ class Vectorised(Engine):
                 here.wait_stream(aside)
         return done
 
-    def _planned(self, round: int, slots: Sequence[Slot]) -> list[_Planned]:
+    def _planned(self, round_number: int, slots: Sequence[Slot]) -> list[_Planned]:
         planned = [
-            _Planned(self.plan.objective(self.data.clients[slot.client], round), slot, self.batches(round, slot.client))
+            _Planned(
+                self.plan.objective(self.data.clients[slot.client], round_number),
+                slot,
+                self.batches(round_number, slot.client),
+            )
             for slot in slots
         ]
         # slots of one length side by side, so that few rest while others work
         planned.sort(key=lambda p: (repr(p.objective), -len(p.batches), p.slot.client, p.slot.base))
         return planned
 
-    def _tasks(self, round: int, planned: list[_Planned], fitting: Callable[[list[_Planned]], int]) -> Iterator[_Task]:
+    def _tasks(
+        self, round_number: int, planned: list[_Planned], fitting: Callable[[list[_Planned]], int]
+    ) -> Iterator[_Task]:
         for _, group in groupby(planned, key=lambda p: p.objective):
             members = list(group)
             size = fitting(members)
             for start in range(0, len(members), size):
-                yield self._task(round, members[start : start + size])
+                yield self._task(round_number, members[start : start + size])
 
-    def _task(self, round: int, members: list[_Planned]) -> _Task:
+    def _task(self, round_number: int, members: list[_Planned]) -> _Task:
         slots, batches = [m.slot for m in members], [m.batches for m in members]
         steps = [len(rows) for rows in batches]
-        window = [self.loss_window(round, n) for n in steps]
-        key = keys(self.seed, round, self.numbered(slots), max(steps))
+        window = [self.loss_window(round_number, n) for n in steps]
+        key = step_keys(self.seed, round_number, self.numbered(slots), max(steps))
         groups = _schedule(batches)
         together, rows = [members for _, members, _ in groups], [rows for _, _, rows in groups]
         counts, window_, key_, *sent = tensors.send_all([steps, window, key, *together, *rows], self.device)
@@ -174,18 +180,18 @@ class Vectorised(Engine):
         rate = tensors.send(torch.tensor(work.rate, dtype=self.dtype), self.device)
         # one base for all slots: one copy of it is enough
         each = tensors.apply(lambda t: t.expand(len(slots), *t.shape), received) if one_base else received
-        first = begin(self.plan, each, own)
+        first = init_client(self.plan, each, own)
 
         frozen = self.plan.method.norm.frozen(work.round)
         one = partial(compute_gradients, self.plan, objective, frozen=frozen)
 
-        def look(received: Tensors, state: State, rows: Tensor, key: Tensor, opening: bool) -> Any:
+        def look(received: Tensors, state: ClientState, rows: Tensor, key: Tensor, rate: Tensor, opening: bool) -> Any:
             own, dims = _opening(received, state) if opening else (state, 0)
-            many = vmap(one, (None if one_base else 0, dims, 0, 0))
+            many = vmap(one, (None if one_base else 0, dims, 0, 0, None))
             with self.arithmetic():
-                return many(received, own, self.batch(rows), key)
+                return many(received, own, self.batch(rows), key, rate)
 
-        make = partial(Lane, look, self.training, objective, one_base=one_base, fixed=self.fixed)
+        make = partial(Lane, look, self.plan.method.optimiser, objective, one_base=one_base, fixed=self.fixed)
         lane = self._held((objective, len(slots), one_base, frozen), make) if self.fixed and not trial else make()
         alike = one_base and task.same_first_batch
         lane.load(received, first, rate, opening=alike)
@@ -193,7 +199,7 @@ class Vectorised(Engine):
         for t, members, rows in task.schedule:
             losses[t, members] = lane.step(rows, task.keys[t, members], members, opening=alike and t == 0)
 
-        reply = finish(self.plan, objective, received, lane.unload(), first.trained, task.counts, rate)
+        reply = make_reply(self.plan, received, lane.unload(), first.trained, task.counts, rate)
         order = torch.arange(task.longest, device=self.device)[:, None]
         last = (order >= task.counts - task.window) & (order < task.counts)
         updates = Updates(
@@ -247,7 +253,8 @@ class Vectorised(Engine):
             torch.cuda.empty_cache()
 
     def map(self, function: Callable[..., Any], common: Any, *rows: Any) -> Any:
-        return vmap(function, (None, *(0 for _ in rows)))(common, *rows)
+        with self.arithmetic(training=False):
+            return vmap(function, (None, *(0 for _ in rows)))(common, *rows)
 
 
 def _schedule(batches: list[list[Rows]]) -> list[tuple[int, list[int], Rows]]:
@@ -262,7 +269,7 @@ def _schedule(batches: list[list[Rows]]) -> list[tuple[int, list[int], Rows]]:
     return groups
 
 
-def _opening(received: Tensors, state: State) -> tuple[State, State]:
+def _opening(received: Tensors, state: ClientState) -> tuple[ClientState, ClientState]:
     """The state at the first step, and its axes: what all slots have just received is one tensor without a slot axis,
     so that a layer of all slots is one product instead of many."""
     start = state._replace(trained={name: received.get(name, own) for name, own in state.trained.items()})

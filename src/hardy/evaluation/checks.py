@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hardy.attacks.balls import Ball, length
-from hardy.attacks.gradient import Attack, Forward, pgd, square
+from hardy.attacks.base import Attack, Forward
+from hardy.attacks.gradient import pgd
+from hardy.attacks.square import square
 from hardy.core import random
 from hardy.errors import HardyError
 

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hardy.attacks.gradient import Attack, Forward
+from hardy.attacks.base import Attack, Forward
 from hardy.attacks.threats import Threat, parse
 from hardy.core import random, tensors
-from hardy.core.engine import Branches, Part, Question
+from hardy.core.engine import Branches, DataPart, Question
 from hardy.core.federation import Client, Rows
 from hardy.core.net import Mixture
 from hardy.core.state import ServerState
@@ -40,7 +40,7 @@ class ServedClients:
         self,
         engine: Engine,
         state: ServerState,
-        part: Part,
+        part: DataPart,
         branches: Branches,
         limit: int | None = None,
         *,
@@ -52,11 +52,12 @@ class ServedClients:
         self.robustness = branches.robustness
         self.images = "test" if part == "test" else "train"
         own = {**state.reported, **engine.store}
+        shared = engine.plan.aggregator.served(state.shared, state.memory)
         self.served = serving.serve(
-            engine.plan, state.shared, own, width=width, order=order, images=partial(_everybodys_images, engine)
+            engine.plan, shared, own, width=width, order=order, images=partial(_everybodys_images, engine)
         )
         self.common, self.own = self.served.common, self.served.own
-        self.together = serving.inference_statistics(engine.plan.method.norm) == "batch"
+        self.together = engine.plan.method.norm.inference_statistics == "batch"
         """whether a client's rows are normalised by each other"""
         self.rows = [getattr(client, part)[:limit] for client in engine.data.clients]
 
@@ -81,7 +82,9 @@ class ServedClients:
         if common:
             serving.refuse_common(self.engine.plan)
         if self.together and 1 in map(len, rows):
-            raise HardyError("norm serving is 'batch', but a client has 1 row, which has no statistics; it needs 2.")
+            raise HardyError(
+                "norm inference_statistics is 'batch', but a client has 1 row, which has no statistics; it needs 2."
+            )
         if common or (self.served.alike and not joint):  # clients that differ in nothing are one: rows run together
             every = np.concatenate(rows)
             merged = self._table([every], [0], judge, key, points, whole=joint)[0]
@@ -195,7 +198,7 @@ class LocalMeasure:
 
     def measure(self, state: ServerState, asked: Sequence[Question], branches: Branches) -> list[list[float | None]]:
         """A figure of each client for each question; None: it has no such rows."""
-        served: dict[Part, ServedClients] = {}
+        served: dict[DataPart, ServedClients] = {}
         found: dict[Question, list[Mask]] = {}
         for part, threat in asked:
             if part not in served:
@@ -214,7 +217,7 @@ class LocalMeasure:
 def order_of_bases(engine: Engine, state: ServerState, branch: str | None = None) -> list[int] | None:
     """The bases by their validation accuracy, the best first, where the budget asks for it (Algorithm 1, line 9)."""
     budget = engine.plan.method.budget
-    if not budget.sorted:
+    if not budget.best_first:
         return None
     alone = []
     for base in range(budget.bases):
@@ -250,7 +253,7 @@ def averages(values: Sequence[float | None], clients: Sequence[Client]) -> dict[
     }
 
 
-def figures(values: Sequence[float | None], clients: Sequence[Client], part: Part, round: int) -> dict[str, Any]:
+def figures(values: Sequence[float | None], clients: Sequence[Client], part: DataPart, round: int) -> dict[str, Any]:
     """The averages of a part's rows, with the round they are of and the number of images in all."""
     asked = [len(getattr(client, part)) for client, v in zip(clients, values, strict=True) if v is not None]
     return {**averages(values, clients), "round": round, "images": sum(asked)}

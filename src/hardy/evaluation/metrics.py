@@ -1,6 +1,6 @@
-"""Asking an objective how its training stands: what `evaluation.diagnose` adds to a round's figures."""
+"""Metrics: figures to follow over the rounds besides loss and accuracy, asked of some clients between two rounds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,31 +8,56 @@ import torch
 from torch import Tensor
 
 from hardy.core import random, tensors
+from hardy.core.federation import Rows
 from hardy.core.net import Net
-from hardy.core.partition import Placement
+from hardy.core.protocols import Batch, DiagnosisContext, Metric
 from hardy.core.state import ServerState
 from hardy.core.tensors import Tensors
 from hardy.engines.base import Engine
-from hardy.evaluation.serving import base_net
-from hardy.parts.objectives import Batch, DiagnosisContext
+from hardy.errors import HardyError
+from hardy.evaluation.serving import base_net, chosen_branch
 
 _CLIENTS = 16
 _ROWS = 64
-"""training rows of a client; all clients asked show equally many"""
+"""rows of a client; all clients asked show equally many"""
 
 
-def diagnose(engine: Engine, state: ServerState, rate: float) -> dict[str, Any]:
-    """What the objective says of the first clients, between two rounds."""
+def measure_metrics(
+    engine: Engine, state: ServerState, metrics: Sequence[Metric], *, rate: float, branch: str | None = None
+) -> dict[str, Any]:
+    """What the metrics say of the first clients that have rows of their part."""
+    figures: dict[str, Any] = {}
+    for metric in metrics:
+        figures |= metric.measure(_context(engine, state, metric, rate, branch))
+    return figures
+
+
+def _rows(engine: Engine, metric: Metric) -> tuple[list[int], list[Rows]]:
+    """The clients that are asked, and their rows."""
+    if metric.rows == "train":
+        held = list(enumerate(engine.train_rows))
+    else:
+        held = [(number, getattr(client, metric.rows)) for number, client in enumerate(engine.data.clients)]
+    chosen = [(number, rows) for number, rows in held if len(rows)][:_CLIENTS]
+    if not chosen:
+        raise HardyError(f"metric {type(metric).__name__!r} needs {metric.rows} rows, but no client has any.")
+    return [number for number, _ in chosen], [rows for _, rows in chosen]
+
+
+def _context(engine: Engine, state: ServerState, metric: Metric, rate: float, branch: str | None) -> DiagnosisContext:
     plan, last = engine.plan, state.round - 1
-    train = engine.train_rows[:_CLIENTS]
-    count = min(_ROWS, *map(len, train))
-    rows = torch.from_numpy(np.stack([own[:count] for own in train])).to(engine.device)
-    seen = engine.batch(rows)
-    clients = torch.arange(len(train), device=engine.device)
-    common = tensors.gather(state.shared, 0)
+    numbers, rows = _rows(engine, metric)
+    count = min(_ROWS, *map(len, rows))
+    index = torch.from_numpy(np.stack([own[:count] for own in rows])).to(engine.device)
+    part = "test" if metric.rows == "test" else "train"
+    x, y = engine.device_data.images(part, index), engine.device_data.y[part][index]
+    clients = torch.tensor(numbers, device=engine.device)
+    # what training goes on with, or what is served
+    shared = state.shared if metric.rows == "train" else plan.aggregator.served(state.shared, state.memory)
+    common = tensors.gather(shared, 0)
     # statistics that passes move must be each client's own under vmap
-    kept = {n: common[n].expand(len(train), *common[n].shape) for n in plan.kept if n in common}
-    own = kept | {name: held[: len(train), 0] for name, held in {**state.reported, **engine.store}.items()}
+    buffers = {n: common[n].expand(len(numbers), *common[n].shape) for n in plan.buffers if n in common}
+    own = buffers | {n: held[clients, 0] for n, held in {**state.reported, **engine.store}.items()}
     keys = random.fold(torch.tensor(engine.seed, device=engine.device), "diagnose", clients)
 
     def each(function: Callable[[Net, Tensors, Batch, Tensor], Any]) -> Any:
@@ -41,14 +66,14 @@ def diagnose(engine: Engine, state: ServerState, rate: float) -> dict[str, Any]:
             private = {name: value for name, value in own.items() if name not in plan.model_names}
             return function(net, private, Batch(x, y), key)
 
-        return engine.map(client, common, own, seen.x, seen.y, keys)
+        return engine.map(client, common, own, x, y, keys)
 
-    return plan.method.objective.diagnose(
-        DiagnosisContext(
-            each=each,
-            shared=frozenset(n for n in plan.trained if plan.placement[n] is Placement.SHARED),
-            clients=len(engine.train_rows),
-            rate=rate,
-            steps=max(len(engine.batches(last, client)) for client in range(len(train))),
-        )
+    return DiagnosisContext(
+        each=each,
+        objective=plan.method.objective,
+        shared=frozenset(plan.shared_trained),
+        clients=len(engine.train_rows),
+        rate=rate,
+        steps=max(len(engine.batches(last, client)) for client in range(len(engine.train_rows))),
+        branch=chosen_branch(plan.method.norm, branch),
     )

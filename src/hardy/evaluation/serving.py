@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,27 +20,16 @@ from hardy.core.layers import BatchNorm, Statistics, UseStatistics, calling
 from hardy.core.method import Plan
 from hardy.core.net import Mixture, Net
 from hardy.core.partition import Placement, Role
+from hardy.core.protocols import Norm
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError, unknown
-from hardy.parts.norms import Norm
-
-
-def serving_branch(norm: Norm) -> str:
-    """The branch a norm's networks are served with."""
-    found: str = getattr(norm, "serving_branch", "clean")
-    return found
-
-
-def inference_statistics(norm: Norm) -> Literal["running", "batch", "recomputed"]:
-    """Which statistics serve a client: tracked in training, of the images of a call, or of its training rows."""
-    return "recomputed" if norm.serving == "post" else norm.serving
 
 
 def chosen_branch(norm: Norm, asked: str | None, what: str = "branch") -> str:
     """The branch asked for, which the norm must have; not asked: the one it serves with."""
     if asked is not None and norm.branches is not None and asked not in norm.branches:
         raise unknown(what, asked, norm.branches)
-    return serving_branch(norm) if asked is None else asked
+    return norm.serving_branch if asked is None else asked
 
 
 def chosen_branches(norm: Norm, asked: Branches) -> tuple[str, str]:
@@ -65,7 +53,7 @@ def refuse_robustness(robustness: float | None, norm: Norm) -> None:
 def refuse_common(plan: Plan) -> None:
     """A shift for the images of all clients needs a network for all of them."""
     own = [name for name in plan.model_names if plan.placement[name] is not Placement.SHARED]
-    if own or inference_statistics(plan.method.norm) != "running":
+    if own or plan.method.norm.inference_statistics != "running":
         raise HardyError(
             f"a threat with common=true needs one network for all clients; with method {plan.method.name!r} each has "
             "its own norms or weights. Leave common out: then every client meets its own shift."
@@ -111,13 +99,13 @@ def serve(
     bases = slice(None) if order is None else list(order)
     shared = {name: shared[name][bases] for name in names if name in shared}
     own = {name: own[name][:, bases] for name in names if name in own}
-    chosen = budget.serve({**shared, **tensors.gather(own, 0)}, width)
+    at_width = partial(budget.serve, width=width, submodels=plan.submodels)
+    chosen = at_width({**shared, **tensors.gather(own, 0)})
     served = Served(plan=plan, common=[tensors.select(b, shared) for b in chosen], own=[{} for _ in chosen])
     if own:
-        at_width = partial(budget.serve, width=width)
         cut = torch.vmap(lambda own: [tensors.select(b, own) for b in at_width({**shared, **own})])(own)
         served.own[:] = cut
-    if inference_statistics(plan.method.norm) == "recomputed":
+    if plan.method.norm.inference_statistics == "recomputed":
         _recompute_all(served, images)
     return served
 
@@ -134,7 +122,7 @@ def _recompute_all(served: Served, images: Callable[[], Iterable[Tensor]] | None
             f"norm {type(plan.method.norm).__name__!r} recomputes a client's statistics on its training images, and "
             "none are on this machine. Load the run with its data, or let the nodes measure."
         )
-    statistics = [n for n in plan.kept if plan.roles[n] in (Role.NORM_MEAN, Role.NORM_VAR)]
+    statistics = [n for n in plan.buffers if plan.roles[n] in (Role.NORM_MEAN, Role.NORM_VAR)]
     for common, own in zip(served.common, served.own, strict=True):
         found = [
             tensors.select(recompute_statistics(plan.model, {**common, **tensors.gather(own, client)}, x), statistics)
@@ -165,7 +153,7 @@ def recompute_statistics(model: nn.Module, held: Tensors, images: Tensor) -> Ten
 
 def base_net(plan: Plan, held: Tensors) -> Net:
     """The model as a function of these tensors."""
-    return Net(plan.model, tensors.select(held, plan.trained), tensors.select(held, plan.kept))
+    return Net(plan.model, tensors.select(held, plan.trained), tensors.select(held, plan.buffers))
 
 
 def mixture(plan: Plan, bases: Sequence[Tensors], branch: str | None = None) -> Mixture:
@@ -176,7 +164,7 @@ def mixture(plan: Plan, bases: Sequence[Tensors], branch: str | None = None) -> 
 
 def call_statistics(norm: Norm) -> UseStatistics:
     """What a served network normalises a call's images by."""
-    return "images" if inference_statistics(norm) == "batch" else "running"
+    return "images" if norm.inference_statistics == "batch" else "running"
 
 
 def base_module(plan: Plan, held: Tensors) -> nn.Module:

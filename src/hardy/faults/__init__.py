@@ -1,4 +1,4 @@
-"""Clients that fail, and clients that lie."""
+"""Clients that fail, and hostile clients."""
 
 from hardy.faults import byzantine
 

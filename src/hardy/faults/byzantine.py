@@ -1,10 +1,10 @@
-"""Clients that lie: what a hostile client sends in place of its honest reply.
+"""Byzantine attacks: what a hostile client sends in place of its honest reply.
 
-A liar knows the whole round: what was sent down, what every honest client answers, and its own honest answer. Of
-weights (affine and control tensors too) it speaks in changes, θ_k − θ with θ as sent down; of BatchNorm's running
-statistics in values, as Federated BatchNorm does (Guerraoui et al. 2024, §5: sign flipping "only modifies the mean by
-sending its opposite"). A lie that turns signs therefore leaves running variances honest: a negative one cannot be.
-Replies are compared within a base. Lies keep no state, so a resumed run tells the same ones.
+A hostile client knows the whole round: what was sent down, what every honest client answers, and its own honest answer.
+Of weights (affine and control tensors too) it sends changes, θ_k − θ with θ as sent down; of BatchNorm's running
+statistics it sends values, as Federated BatchNorm does (Guerraoui et al. 2024, §5: sign flipping "only modifies the
+mean by sending its opposite"). An attack that flips signs therefore leaves running variances honest: they cannot be
+negative. Replies are compared within a base. Attacks keep no state, so a resumed run makes the same ones.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -23,69 +23,75 @@ from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.registry import kind, part
 
-On = Literal["weights", "statistics", "both"]
+Affects = Literal["weights", "statistics", "both"]
+"""the tensors an attack changes: weights (with affine and control tensors), running statistics, or both"""
 _STATISTICS = {Role.NORM_MEAN, Role.NORM_VAR}
 _EVALUATIONS = 16
 
 
 class AttackView(NamedTuple):
-    """One tensor of one base, as the liars see it."""
+    """One tensor of one base, as the L hostile clients see it."""
 
     own: Tensor
-    """[L, ...], what the L liars would have sent"""
+    """[L, ...], what they would have sent"""
     honest: Tensor
-    """[H, ...], what the honest send, in the order of their numbers; the liars' own where nobody is honest"""
+    """[H, ...], what the honest clients send, in the order of their numbers; `own` where nobody is honest"""
     sent: Tensor
-    """[L, ...], what each liar was sent"""
+    """[L, ...], what each was sent"""
     origin: Tensor
     """[L, ...], where changes are counted from: what was sent for weights, 0 for statistics"""
 
 
-@kind("lie")
+@kind("byzantine_attack")
 @dataclass(frozen=True, kw_only=True)
 class ByzantineAttack:
     """The part that says what hostile clients send. What it leaves alone stays as honest training made it."""
 
-    turns_signs: ClassVar[bool] = False
-    """then running variances stay honest"""
+    flips_signs: ClassVar[bool] = False
+    """whether running variances stay honest, which cannot be negative"""
 
     def craft_reply(self, view: AttackView) -> Tensor:
-        """The values the liars send, [L, ...] or one for all."""
+        """The values the hostile clients send, [L, ...] or one for all."""
         return view.own
 
-    def figures(self, updates: Updates, liars: Tensor) -> Updates:
-        """The updates with the sample counts and losses that the liars, marked true, report."""
+    def figures(self, updates: Updates, hostile: Tensor) -> Updates:
+        """The updates with the sample counts and losses that hostile clients, marked true, report."""
         return updates
 
     def labels(self, labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-        """The labels the liars train on."""
+        """The labels the hostile clients train on."""
         return labels
 
     def tune(self, moved: Callable[["ByzantineAttack"], float]) -> "ByzantineAttack":
-        """The lie with what it leaves open chosen; `moved` says how far one takes the aggregate from the honest."""
+        """The attack with what it leaves open chosen; `moved` says how far one takes the aggregate from the honest."""
         return self
 
+    @property
+    def changes_tensors(self) -> bool:
+        """Whether hostile clients send other tensors than training gave them."""
+        return type(self).craft_reply is not ByzantineAttack.craft_reply
 
-@part("lie")
+
+@part("byzantine_attack")
 @dataclass(frozen=True, kw_only=True)
 class SignFlipping(ByzantineAttack):
     """The opposite of its own honest change, of its own running mean (Allen-Zhu et al., ICLR 2021). ByzFL's, the
     opposite of the honest mean, is fall_of_empires with factor 1."""
 
-    turns_signs = True
+    flips_signs = True
 
     def craft_reply(self, view: AttackView) -> Tensor:
         return view.origin - (view.own - view.origin)
 
 
-@part("lie")
+@part("byzantine_attack")
 @dataclass(frozen=True, kw_only=True)
 class FallOfEmpires(ByzantineAttack):
     """The mean of the honest, turned round and stretched: −τ·mean (Xie et al., UAI 2019)."""
 
     factor: float = 2.0
     """τ"""
-    turns_signs = True
+    flips_signs = True
 
     def __post_init__(self) -> None:
         _require_factor(self.factor, "fall_of_empires factor (τ)")
@@ -94,7 +100,7 @@ class FallOfEmpires(ByzantineAttack):
         return view.origin - self.factor * (view.honest.mean(0) - view.origin)
 
 
-@part("lie")
+@part("byzantine_attack")
 @dataclass(frozen=True, kw_only=True)
 class ALittleIsEnough(ByzantineAttack):
     """The mean of the honest plus τ of their standard deviations, variances too (Baruch et al., NeurIPS 2019)."""
@@ -119,14 +125,16 @@ class ALittleIsEnough(ByzantineAttack):
             coarse = number < _EVALUATIONS // 2
             trial = 2.0 ** (number - 3) if coarse else factor * ratio
             reached = moved(replace(self, factor=trial))
-            if reached > furthest * (1 + 1e-6):  # where the rule leaves liars out all is level, but for rounding
+            if reached > furthest * (
+                1 + 1e-6
+            ):  # where the rule leaves hostile clients out all is level, but for rounding
                 factor, furthest = trial, reached
             elif not coarse:
                 ratio **= -0.5
         return replace(self, factor=factor)
 
 
-@part("lie")
+@part("byzantine_attack")
 @dataclass(frozen=True, kw_only=True)
 class Mimic(ByzantineAttack):
     """A copy of the first honest client's reply, so that it counts for many (Karimireddy et al., ICLR 2022)."""
@@ -135,7 +143,7 @@ class Mimic(ByzantineAttack):
         return view.honest[0]
 
 
-@part("lie")
+@part("byzantine_attack")
 @dataclass(frozen=True, kw_only=True)
 class LabelFlipping(ByzantineAttack):
     """Honest training on labels turned round, y → classes − 1 − y (Allen-Zhu et al., ICLR 2021)."""
@@ -144,7 +152,7 @@ class LabelFlipping(ByzantineAttack):
         return classes - 1 - labels
 
 
-@part("lie")
+@part("byzantine_attack")
 @dataclass(frozen=True, kw_only=True)
 class NotFinite(ByzantineAttack):
     """NaN or infinity in every place, variances too."""
@@ -155,18 +163,18 @@ class NotFinite(ByzantineAttack):
         return torch.full_like(view.own, float(self.value))
 
 
-@part("lie")
+@part("byzantine_attack")
 @dataclass(frozen=True, kw_only=True)
 class TinyLoss(ByzantineAttack):
     """An honest reply with a loss near 0, which rules that favour small losses (SFAT) would reward."""
 
     loss: float = 1e-6
 
-    def figures(self, updates: Updates, liars: Tensor) -> Updates:
-        return replace(updates, loss=torch.where(liars, self.loss, updates.loss))
+    def figures(self, updates: Updates, hostile: Tensor) -> Updates:
+        return replace(updates, loss=torch.where(hostile, self.loss, updates.loss))
 
 
-@part("lie")
+@part("byzantine_attack")
 @dataclass(frozen=True, kw_only=True)
 class Stale(ByzantineAttack):
     """What it was sent, as the result of the rounds before, with nothing learnt since; variances too."""
@@ -175,7 +183,7 @@ class Stale(ByzantineAttack):
         return view.sent
 
 
-@part("lie")
+@part("byzantine_attack")
 @dataclass(frozen=True, kw_only=True)
 class InflatedCount(ByzantineAttack):
     """An honest reply that claims many times the examples it was trained on."""
@@ -185,8 +193,8 @@ class InflatedCount(ByzantineAttack):
     def __post_init__(self) -> None:
         _require_factor(self.factor, "inflated_count factor")
 
-    def figures(self, updates: Updates, liars: Tensor) -> Updates:
-        return replace(updates, weights=torch.where(liars, self.factor * updates.weights, updates.weights))
+    def figures(self, updates: Updates, hostile: Tensor) -> Updates:
+        return replace(updates, weights=torch.where(hostile, self.factor * updates.weights, updates.weights))
 
 
 def _require_factor(factor: float, what: str) -> None:
@@ -194,52 +202,52 @@ def _require_factor(factor: float, what: str) -> None:
         raise HardyError(f"{what} is {factor}; it must be above 0, and finite.")
 
 
-def affected_tensors(on: On, roles: Mapping[str, Role]) -> dict[str, Role]:
-    """The tensors lies are about."""
-    return {n: role for n, role in roles.items() if on == "both" or (role in _STATISTICS) == (on == "statistics")}
+def affected_tensors(affects: Affects, roles: Mapping[str, Role]) -> dict[str, Role]:
+    """The tensors that attacks change, out of those with these roles."""
+    return {n: r for n, r in roles.items() if affects == "both" or (r in _STATISTICS) == (affects == "statistics")}
 
 
 def corrupt(
-    lie: ByzantineAttack,
+    attack: ByzantineAttack,
     updates: Updates,
     work: Work,
     *,
-    liars: Collection[int],
+    hostile: Collection[int],
     roles: Mapping[str, Role],
     aggregate: Callable[[Updates], Tensors],
 ) -> Updates:
-    """The round's updates with the replies of the clients `liars` changed into lies about the tensors in `roles`.
+    """The round's updates with what the clients `hostile` send in place of the tensors in `roles`.
 
     `aggregate` says what the server would make of them.
     """
-    groups = list(_bases(updates, liars))
+    groups = list(_bases(updates, hostile))
     if not groups:
         return updates
     device = updates.weights.device
     clients = tensors.send([slot.client for slot in updates.slots], device)
-    lying = tensors.send([slot.client in liars for slot in updates.slots], device)
+    marked = tensors.send([slot.client in hostile for slot in updates.slots], device)
     shared, reported = tensors.gather(work.shared, updates.bases), tensors.gather(work.reported, clients, updates.bases)
 
-    def told(lie: ByzantineAttack) -> Updates:
+    def attacked(attack: ByzantineAttack) -> Updates:
         def change(name: str, value: Tensor, sent: Tensor) -> Tensor:
             role = roles.get(name)
-            if role is None or not value.is_floating_point() or (lie.turns_signs and role is Role.NORM_VAR):
+            if role is None or not value.is_floating_point() or (attack.flips_signs and role is Role.NORM_VAR):
                 return value
             origin = torch.zeros_like(sent) if role in _STATISTICS else sent
-            said = value.clone()
+            changed = value.clone()
             for _, own, honest in groups:
-                said[own] = lie.craft_reply(AttackView(value[own], value[honest], sent[own], origin[own]))
-            return said
+                changed[own] = attack.craft_reply(AttackView(value[own], value[honest], sent[own], origin[own]))
+            return changed
 
-        said = replace(
+        changed = replace(
             updates,
             shared={name: change(name, value, shared[name]) for name, value in updates.shared.items()},
             reported={name: change(name, value, reported[name]) for name, value in updates.reported.items()},
         )
-        return lie.figures(said, lying)
+        return attack.figures(changed, marked)
 
-    def moved(lie: ByzantineAttack) -> float:
-        outcome = aggregate(told(lie))
+    def moved(attack: ByzantineAttack) -> float:
+        outcome = aggregate(attacked(attack))
         far = [
             (outcome[name][base] - value[honest].mean(0)).flatten()
             for name, value in updates.shared.items()
@@ -248,15 +256,15 @@ def corrupt(
         ]
         return float(torch.linalg.vector_norm(torch.cat(far))) if far else 0.0
 
-    return told(lie.tune(moved))
+    return attacked(attack.tune(moved))
 
 
-def _bases(updates: Updates, liars: Collection[int]) -> Iterator[tuple[int, list[int], list[int]]]:
-    """(base, its slots of liars, its slots they look at) for each base that liars were given."""
+def _bases(updates: Updates, hostile: Collection[int]) -> Iterator[tuple[int, list[int], list[int]]]:
+    """(base, its slots of hostile clients, the slots they look at) for each base that hostile clients were given."""
     order = sorted(range(len(updates.slots)), key=lambda i: updates.slots[i].client)
     for base in sorted({slot.base for slot in updates.slots}):
         here = [i for i in order if updates.slots[i].base == base]
-        own = [i for i in here if updates.slots[i].client in liars]
+        own = [i for i in here if updates.slots[i].client in hostile]
         if own:
             yield base, own, [i for i in here if i not in own] or own
 
@@ -265,9 +273,9 @@ sign_flipping, fall_of_empires, a_little_is_enough = SignFlipping, FallOfEmpires
 inflated_count, label_flipping, mimic, not_finite = InflatedCount, LabelFlipping, Mimic, NotFinite
 stale, tiny_loss = Stale, TinyLoss
 __all__ = [
+    "Affects",
     "AttackView",
     "ByzantineAttack",
-    "On",
     "a_little_is_enough",
     "affected_tensors",
     "corrupt",

@@ -1,20 +1,24 @@
-"""Clients that fail or lie: what goes wrong with whom in which round is a function of the seed."""
+"""Clients that fail or attack: what goes wrong with whom in which round is a function of the seed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hardy.core import random
 from hardy.core.federation import Federation
+from hardy.core.messages import Updates, Work
+from hardy.core.partition import Role
+from hardy.core.server import FaultModel
+from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
-from hardy.faults.byzantine import ByzantineAttack, On
-from hardy.registry import PARTS
+from hardy.faults.byzantine import Affects, ByzantineAttack, affected_tensors, corrupt
+from hardy.registry import PARTS, name_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Faults:
-    """`[faults]`: the chance, for each client and round, of each misfortune; and the clients that lie."""
+class Faults(FaultModel):
+    """`[faults]`: the chance, for each client and round, of each failure; and the hostile clients."""
 
     dropped: float = 0.0
     """is asked but never starts"""
@@ -23,13 +27,14 @@ class Faults:
     late: float = 0.0
     """trains and keeps its private tensors, but answers after the deadline: the reply is left out"""
     hostile: int | tuple[int, ...] = 0
-    """how many clients lie, drawn once by the seed; or their numbers"""
+    """how many clients attack, drawn once by the seed; or their numbers"""
     added: bool = False
     """the hostile clients come on top of those of [data], so that all rows are dealt among the honest; each holds the
     training rows of an honest one again, and is not tested"""
-    lie: ByzantineAttack | None = None
-    on: On = "both"
-    """what lies are about: weights (with affine and control tensors), running statistics, or both"""
+    byzantine: ByzantineAttack | None = None
+    """what the hostile clients do"""
+    affects: Affects = "both"
+    """the tensors they change: weights (with affine and control tensors), running statistics, or both"""
 
     def __post_init__(self) -> None:
         chances = {"dropped": self.dropped, "crashed": self.crashed, "late": self.late}
@@ -44,24 +49,40 @@ class Faults:
             raise HardyError(
                 f"faults.hostile is {list(self.hostile)}, but added clients have no numbers yet; say how many."
             )
-        if self.hostile and self.lie is None:
+        if self.hostile and self.byzantine is None:
             raise HardyError(
-                f"faults.hostile is {self.hostile}, but faults.lie is absent. Known lies: {', '.join(PARTS['lie'])}."
+                f"faults.hostile is {self.hostile}, but faults.byzantine is absent. Known attacks: "
+                f"{', '.join(PARTS['byzantine_attack'])}."
+            )
+        self._refuse_without_effect()
+
+    def _refuse_without_effect(self) -> None:
+        if not self.hostile:
+            for name, usual in (("byzantine", None), ("added", False), ("affects", "both")):
+                if (value := getattr(self, name)) != usual:
+                    raise HardyError(
+                        f"faults.{name} is {value!r}, but faults.hostile is {self.hostile!r}, so it has no effect. Set "
+                        f"faults.hostile to 1 or more, or leave out faults.{name}."
+                    )
+        if self.affects != "both" and self.byzantine and not self.byzantine.changes_tensors:
+            raise HardyError(
+                f"faults.affects is {self.affects!r}, but {name_of(type(self.byzantine))} changes no tensors, so it "
+                "has no effect. Leave out faults.affects, or take another attack."
             )
 
-    def sample_faults(self, seed: int, round: int, cohort: Sequence[int]) -> dict[int, str]:
-        """What befalls each unlucky client of the cohort."""
-        struck = {}
+    def sample_faults(self, seed: int, round_number: int, cohort: Sequence[int]) -> dict[int, str]:
+        """Which failure each client of the cohort has, where it has one."""
+        failed = {}
         for client in cohort if self.dropped + self.crashed + self.late > 0 else ():
-            luck = random.stream(seed, round, client, "faults").random()
+            luck = random.stream(seed, round_number, client, "faults").random()
             for name in ("dropped", "crashed", "late"):
                 luck -= getattr(self, name)
                 if luck < 0:
-                    struck[client] = name
+                    failed[client] = name
                     break
-        return struck
+        return failed
 
-    def liars(self, seed: int, clients: int) -> frozenset[int]:
+    def hostile_clients(self, seed: int, clients: int) -> frozenset[int]:
         """The hostile ones of so many clients, the same in every round."""
         if isinstance(self.hostile, tuple):
             for number in self.hostile:
@@ -76,17 +97,44 @@ class Faults:
             raise HardyError(f"faults.hostile is {self.hostile} of {clients} clients; at least one must be honest.")
         return chosen
 
+    def tamper(
+        self,
+        updates: Sequence[Updates],
+        work: Work,
+        *,
+        hostile: Collection[int],
+        roles: Mapping[str, Role],
+        aggregate: Callable[[Updates], Tensors],
+    ) -> list[Updates]:
+        """A round's updates in one piece, with what the clients `hostile` send: they have seen what the others answer.
+
+        `roles` are those of the tensors that clients send; `aggregate` says what the server would make of updates.
+        """
+        if not updates or self.byzantine is None:
+            return list(updates)
+        affected = affected_tensors(self.affects, roles)
+        joined = Updates.join(list(updates))
+        return [corrupt(self.byzantine, joined, work, hostile=hostile, roles=affected, aggregate=aggregate)]
+
+    def refuse_impossible(self, seed: int, clients: int, *, roles: Mapping[str, Role], method: str) -> None:
+        """An error for hostile clients that do not exist, or that attack tensors the method does not send."""
+        if self.hostile_clients(seed, clients) and not affected_tensors(self.affects, roles):
+            raise HardyError(
+                f"faults.affects is {self.affects!r}, but method {method!r} sends no such tensors. Take both, or "
+                "another method."
+            )
+
     def add_hostile_clients(self, federation: Federation, seed: int) -> Federation:
         """The federation with its hostile clients: added ones, and the labels they train on."""
-        if self.lie is None:
+        if self.byzantine is None:
             return federation
         clients, y = list(federation.clients), federation.y_train
         if self.added and isinstance(self.hostile, int):
             nothing = clients[0].train[:0]
             again = (clients[i % len(clients)] for i in range(self.hostile))
             clients += [replace(client, validation=nothing, test=nothing) for client in list(again)]
-        liars = self.liars(seed, len(clients))
-        turned = {n: self.lie.labels(y[clients[n].train], len(federation.classes)) for n in sorted(liars)}
+        hostile = self.hostile_clients(seed, len(clients))
+        turned = {n: self.byzantine.labels(y[clients[n].train], len(federation.classes)) for n in sorted(hostile)}
         if all(np.array_equal(labels, y[clients[n].train]) for n, labels in turned.items()):
             return replace(federation, clients=tuple(clients))
         # rows of their own: an honest client may hold the same ones

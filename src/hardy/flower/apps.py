@@ -18,7 +18,7 @@ from hardy import config
 from hardy.config import Experiment
 from hardy.core.federation import Federation
 from hardy.core.files import disk, write_atomic
-from hardy.core.method import Method, Model, Plan
+from hardy.core.method import BuildModel, Method, Plan
 from hardy.errors import HardyError
 from hardy.flower import wire
 from hardy.flower.engine import Flower
@@ -34,7 +34,7 @@ _LOG = logging.getLogger("flwr")
 
 
 def server_app(
-    source: str | Path, *, out: str | Path | None = None, method: Method | None = None, model: Model | None = None
+    source: str | Path, *, out: str | Path | None = None, method: Method | None = None, model: BuildModel | None = None
 ) -> Any:
     """A ServerApp that runs an experiment (a TOML file or a bundled name) to its end, or goes on where it stopped.
 
@@ -105,7 +105,7 @@ def outcome(folder: Path, run: str) -> str | None:
     return None
 
 
-def client_app(*, method: Method | None = None, model: Model | None = None, data: Federation | None = None) -> Any:
+def client_app(*, method: Method | None = None, model: BuildModel | None = None, data: Federation | None = None) -> Any:
     """A ClientApp: a node that introduces itself, trains and evaluates, with what its own configuration says."""
     from flwr.app import Message
     from flwr.clientapp import ClientApp
@@ -144,7 +144,7 @@ def serve(
     folder: Path | None,
     *,
     method: Method | None = None,
-    model: Model | None = None,
+    model: BuildModel | None = None,
     quiet: bool = False,
 ) -> Run:
     """Calls the roll, then runs or resumes the experiment over the grid. A checkpoint is written every round."""
@@ -157,8 +157,8 @@ def serve(
         engine=replace(asked.engine, name="flower"),
         checkpoint=replace(asked.checkpoint, every=1),  # nodes remember no more than a few rounds to go back to
     )
-    if asked.evaluation.diagnose:
-        raise HardyError("evaluation.diagnose needs all clients' images in one place; leave it out over a network.")
+    if asked.evaluation.metrics:
+        raise HardyError("evaluation.metrics need all clients' images in one place; leave it out over a network.")
     clients = asked.network.clients
     if clients is None:
         clients = len(asked.faults.add_hostile_clients(federation(asked), asked.seed).clients)

@@ -12,9 +12,8 @@ from typing import Any, Literal
 import torch
 
 from hardy.attacks.threats import parse
-from hardy.config import Network
+from hardy.config import NetworkChoice
 from hardy.core import tensors
-from hardy.core.client import Training
 from hardy.core.engine import Branches, Question
 from hardy.core.federation import Federation
 from hardy.core.messages import Answer, Slot, Work
@@ -22,6 +21,7 @@ from hardy.core.method import Plan
 from hardy.core.partition import Placement
 from hardy.core.state import ServerState
 from hardy.core.tensors import Tensors
+from hardy.core.training import Training
 from hardy.errors import HardyError
 from hardy.flower import wire
 from hardy.flower.membership import PAUSE, Membership
@@ -43,7 +43,7 @@ class Flower:
         device: torch.device,
         dtype: torch.dtype,
         roll: Membership,
-        network: Network,
+        network: NetworkChoice,
         token: str,
     ) -> None:
         if plan.method.pooled:
@@ -114,7 +114,7 @@ class Flower:
     def measure(self, state: ServerState, asked: Sequence[Question], branches: Branches) -> list[list[float | None]]:
         """The share of its own rows that each client classifies rightly, for each question, as the nodes say."""
         asked = [Question(part, threat and parse(threat).name) for part, threat in asked]
-        shared = wire.pack(state.shared)
+        shared = wire.pack(self.plan.aggregator.served(state.shared, state.memory))
         settings: dict[str, Any] = {
             "parts": [part for part, _ in asked],
             "threats": [threat for _, threat in asked],

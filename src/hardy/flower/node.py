@@ -18,17 +18,17 @@ from safetensors.torch import load, save
 from hardy import config
 from hardy.config import Experiment
 from hardy.core import tensors
-from hardy.core.engine import Branches, Part, Question
+from hardy.core.engine import Branches, DataPart, Question
 from hardy.core.federation import Client, Federation
 from hardy.core.files import disk, write_atomic
 from hardy.core.messages import Slot, Work
-from hardy.core.method import Method, Model
+from hardy.core.method import BuildModel, Method
 from hardy.core.partition import Placement
 from hardy.core.state import ServerState
 from hardy.core.tensors import Tensors
 from hardy.data import array_sources, readers, sources
 from hardy.data.splits import blocks, federate
-from hardy.engines.base import DeviceData
+from hardy.engines.device_data import DeviceData
 from hardy.engines.sequential import Sequential
 from hardy.errors import HardyError
 from hardy.evaluation.measure import LocalMeasure
@@ -49,7 +49,7 @@ class Given:
     """What an app brings as objects, in place of the names in the experiment."""
 
     method: Method | None = None
-    model: Model | None = None
+    model: BuildModel | None = None
     data: Federation | None = None
 
 
@@ -152,7 +152,7 @@ class Node:
         said: dict[str, Any] = {"round": round}
         branches = Branches(attack=_word(asked, "attack"), predict=_word(asked, "predict"))
         for part, threat in zip(asked["parts"], asked["threats"], strict=True):
-            question = Question(cast(Part, str(part)), str(threat))
+            question = Question(cast(DataPart, str(part)), str(threat))
             try:
                 ((value,),) = LocalMeasure(self.engine).measure(state, [question], branches)
             except HardyError as error:  # what it has said of other questions holds all the same
@@ -274,7 +274,7 @@ def _own(chosen: Experiment, own: dict[str, Any]) -> Federation:
         classes = [str(label) for label in range(int(own["classes"]))] if "classes" in own else None
         dataset = array_sources.arrays(*readers.npz_splits(path), classes=classes, name=path.stem)
     else:
-        dataset = sources.load(str(own.get("source", "image_folder")), path)
+        dataset = sources.load_dataset(str(own.get("source", "image_folder")), path)
     return federate(
         dataset,
         blocks(),

@@ -7,13 +7,12 @@ from math import ceil
 from torch import Tensor, nn
 
 from hardy.core.layers import InputScale
+from hardy.core.tensors import ImageShape
 from hardy.errors import HardyError
 
 MakeNorm = Callable[[int], nn.Module]
-"""Features -> a layer that normalises [N, C] and [N, C, H, W]. `nn.Identity` is no normalisation."""
-
-Shape = tuple[int, int, int]
-"""(channel, height, width)"""
+"""Features -> a layer that normalises [N, C] and [N, C, H, W], and tokens [N, T, C] in a transformer. `nn.Identity` is
+no normalisation."""
 
 Scale = tuple[Sequence[float], Sequence[float]] | None
 """Mean and std of the input, one number or one a channel. None: the network sees pixels in [0, 1]."""
@@ -21,7 +20,7 @@ Scale = tuple[Sequence[float], Sequence[float]] | None
 HALF: Scale = ((0.5,), (0.5,))
 
 
-def chain(**layers: nn.Module) -> nn.Sequential:
+def named_sequential(**layers: nn.Module) -> nn.Sequential:
     """Layers one after the other, under their names."""
     return nn.Sequential(OrderedDict(layers))
 
@@ -43,12 +42,12 @@ def widen(width: float, *sizes: int) -> list[int]:
     return [max(1, ceil(size * width - 1e-9)) for size in sizes]  # 0.07 * 100 is a hair above 7
 
 
-def cells(shape: Shape, stride: int) -> int:
+def cells(shape: ImageShape, stride: int) -> int:
     """Cells of the grid that is left of an image after pools that shrink it `stride` times."""
     return (shape[1] // stride) * (shape[2] // stride)
 
 
-def entrance(shape: Shape, scale: Scale, smallest: int = 1) -> nn.Module:
+def entrance(shape: ImageShape, scale: Scale, smallest: int = 1) -> nn.Module:
     """The first layer, from pixels in [0, 1]; refuses an image on which the network's grids would vanish."""
     channels, height, width = shape
     if min(height, width) < smallest:

@@ -2,11 +2,29 @@
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
-from hardy.models.blocks import Shape
+from hardy.core.tensors import ImageShape
+
+
+class MacCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the multiply-accumulates of convolutions, matrix products and attention inside, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total: int = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if count := flop_registry.get(func._overloadpacket):
+            self.total += int(count(*args, **(kwargs or {}), out_val=out)) // 2
+        return out
 
 
 def parameters(model: nn.Module) -> int:
@@ -14,23 +32,16 @@ def parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def macs(model: nn.Module, shape: Shape, tensors: Mapping[str, Sequence[int]] | None = None) -> int:
-    """Multiply-accumulates of convolutions and linear layers in one forward pass of one sample; `tensors` gives the
-    model's other shapes, as in a narrower network."""
+def macs(model: nn.Module, shape: ImageShape, tensors: Mapping[str, Sequence[int]] | None = None) -> int:
+    """Multiply-accumulates of convolutions, linear layers, attention and other matrix products in one forward pass of
+    one sample; `tensors` gives the model's other shapes, as in a narrower network."""
     model = deepcopy(model).to("meta").eval()  # without data: nothing is computed, and the model stays as it is
     for name, size in (tensors or {}).items():
         path, _, own = name.rpartition(".")
         held = getattr(model.get_submodule(path), own)
         held.data = torch.empty(tuple(size), dtype=held.dtype, device="meta")
-    counts: list[int] = []
-
-    def count(module: nn.Module, _: object, output: Tensor) -> None:
-        assert isinstance(module.weight, Tensor)
-        counts.append(output.numel() * module.weight[0].numel())
-
-    for module in model.modules():
-        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear):
-            module.register_forward_hook(count)
+    model.requires_grad_(True)  # nn.MultiheadAttention then makes plain products, which can be counted
     dtype = next((parameter.dtype for parameter in model.parameters()), None)
-    model(torch.empty(1, *shape, dtype=dtype, device="meta"))
-    return sum(counts)
+    with MacCounter() as counter, torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        model(torch.empty(1, *shape, dtype=dtype, device="meta"))
+    return counter.total

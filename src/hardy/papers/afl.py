@@ -16,11 +16,13 @@ from torch import Tensor
 from hardy.core import tensors
 from hardy.core.messages import Updates
 from hardy.core.method import Method
+from hardy.core.protocols import Norm, Objective, Optimiser, RoundContext
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
-from hardy.parts.aggregators.base import RoundContext, Stage, chain
-from hardy.parts.norms import Norm, batch
-from hardy.parts.objectives import Objective, cross_entropy
+from hardy.parts.aggregators.base import Stage, pipeline
+from hardy.parts.norms import batch
+from hardy.parts.objectives import cross_entropy
+from hardy.parts.optimisers import sgd
 from hardy.registry import part
 
 
@@ -59,9 +61,16 @@ agnostic = Agnostic
 
 
 @part("method")
-def afl(*, step: float = 0.01, norm: Norm = batch(), objective: Objective = cross_entropy()) -> Method:
+def afl(
+    *,
+    step: float = 0.01,
+    norm: Norm = batch(),
+    objective: Objective = cross_entropy(),
+    optimiser: Optimiser = sgd(),
+) -> Method:
     """FedAvg weighted by the worst mixture of clients, approached with steps of γ."""
-    return Method(name="afl", norm=norm, objective=objective, aggregator=chain(stages=(agnostic(step=step),)))
+    rule = pipeline(pre=(agnostic(step=step),))
+    return Method(name="afl", norm=norm, objective=objective, optimiser=optimiser, aggregator=rule)
 
 
 __all__ = ["afl", "agnostic", "onto_simplex"]

@@ -12,26 +12,28 @@ Momentums, ICML 2022.
 Take it with training.steps = 1. A robust rule on θ − η m_i is the rule on the momenta, since it moves with its inputs.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from hardy.core.method import Method
+from hardy.core.protocols import Aggregator, Norm, Objective, Optimiser
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
-from hardy.parts.aggregators.base import Aggregator, mean
-from hardy.parts.norms import Norm, batch
-from hardy.parts.objectives import Objective, Shape, Wrapper, cross_entropy
+from hardy.parts.aggregators.base import mean
+from hardy.parts.norms import batch
+from hardy.parts.objectives import cross_entropy
+from hardy.parts.optimisers import chain, sgd
 from hardy.registry import part
 
 
-@part("objective")
+@part("optimiser")
 @dataclass(frozen=True, kw_only=True)
-class Dampened(Wrapper):
-    """Steps along m ← μ m + (1−μ) g. Unlike training.momentum it is not born anew each round; it is kept, private, as
-    `m.<weight>`."""
+class Dampened(Optimiser):
+    """Turns g into m ← μ m + (1−μ) g, which the client keeps from round to round."""
 
-    inner: Objective = cross_entropy()
     momentum: float = 0.99
     """μ"""
 
@@ -39,18 +41,18 @@ class Dampened(Wrapper):
         if not 0 <= self.momentum < 1:
             raise HardyError(f"momentum (μ) of dampened is {self.momentum}; it must be in [0, 1).")
 
-    def private(self, trained: Tensors, shape: Shape) -> Tensors:
-        momenta = {f"m.{name}": torch.zeros_like(w) for name, w in trained.items()}
-        return {**self.inner.private(trained, shape), **momenta}
+    @property
+    def kept(self) -> bool:
+        return True
 
-    def correct(self, gradient: Tensors, private: Tensors, received: Tensors) -> tuple[Tensors, Tensors]:
-        gradient, private = self.inner.correct(gradient, private, received)
-        moved = {
-            f"m.{n}": torch.lerp(private[f"m.{n}"], g, 1 - self.momentum)
-            for n, g in gradient.items()
-            if f"m.{n}" in private
-        }
-        return {n: moved.get(f"m.{n}", g) for n, g in gradient.items()}, {**private, **moved}
+    def init(self, trained: Tensors, shared: Collection[str]) -> Tensors:
+        return {f"m.{n}": torch.zeros_like(w) for n, w in trained.items()}
+
+    def update(
+        self, gradient: Tensors, state: Tensors, params: Tensors, received: Tensors, rate: Tensor, key: Tensor
+    ) -> tuple[Tensors, Tensors]:
+        moved = {n: torch.lerp(state[f"m.{n}"], g, 1 - self.momentum) for n, g in gradient.items()}
+        return moved, {**state, **{f"m.{n}": m for n, m in moved.items()}}
 
 
 dampened = Dampened
@@ -62,10 +64,12 @@ def dsgd(
     momentum: float = 0.99,
     norm: Norm = batch(),
     objective: Objective = cross_entropy(),
+    optimiser: Optimiser = sgd(),
     aggregator: Aggregator = mean(weigh="uniform"),
 ) -> Method:
     """Distributed SGD with momentum on the clients; momentum is μ."""
-    return Method(name="dsgd", norm=norm, objective=dampened(inner=objective, momentum=momentum), aggregator=aggregator)
+    steps = chain(dampened(momentum=momentum), optimiser)
+    return Method(name="dsgd", norm=norm, objective=objective, optimiser=steps, aggregator=aggregator)
 
 
 __all__ = ["dampened", "dsgd"]

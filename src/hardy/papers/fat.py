@@ -11,67 +11,79 @@ q share of the attacked images in the loss · x̃ the attacked x
 3. The server aggregates as the method underneath does.
 """
 
-from hardy.attacks.gradient import Attack, pgd
+from hardy.attacks.base import Attack
+from hardy.attacks.gradient import pgd
 from hardy.core.method import Method
+from hardy.core.protocols import Norm, Objective, Optimiser
 from hardy.papers.fedavg import fedavg, fedprox
 from hardy.papers.fedbn import fedbn
 from hardy.papers.per_fedavg import per_fedavg
 from hardy.papers.scaffold import scaffold
 from hardy.parts.adversarial import adversarial, by_kind, free
-from hardy.parts.norms import Norm, batch, dual
-from hardy.parts.objectives import Objective, cross_entropy
+from hardy.parts.norms import batch, dual
+from hardy.parts.objectives import cross_entropy
+from hardy.parts.optimisers import sgd
 from hardy.registry import part
 
 
-def affordable(attacking: Objective) -> Objective:
+def where_affordable(attacking: Objective) -> Objective:
     """The objective for those who can afford it; standard training for the others."""
     return by_kind(AT=attacking, ST=cross_entropy())
 
 
 @part("method")
-def fatavg(*, attack: Attack = pgd(), mix: float = 0.5) -> Method:
+def fatavg(*, attack: Attack = pgd(), mix: float = 0.5, optimiser: Optimiser = sgd()) -> Method:
     """FedAvg of adversarially trained clients; mix is q."""
-    return fedavg(objective=affordable(adversarial(attack=attack, mix=mix))).replace(name="fatavg")
+    return fedavg(objective=where_affordable(adversarial(attack=attack, mix=mix)), optimiser=optimiser).replace(
+        name="fatavg"
+    )
 
 
 @part("method")
-def fatprox(*, strength: float = 0.01, attack: Attack = pgd(), mix: float = 0.5) -> Method:
+def fatprox(
+    *, strength: float = 0.01, attack: Attack = pgd(), mix: float = 0.5, optimiser: Optimiser = sgd()
+) -> Method:
     """FedProx of adversarially trained clients; strength is μ."""
-    objective = affordable(adversarial(attack=attack, mix=mix))
-    return fedprox(strength=strength, objective=objective).replace(name="fatprox")
+    objective = where_affordable(adversarial(attack=attack, mix=mix))
+    return fedprox(strength=strength, objective=objective, optimiser=optimiser).replace(name="fatprox")
 
 
 @part("method")
-def fatbn(*, attack: Attack = pgd(), mix: float = 0.5) -> Method:
+def fatbn(*, attack: Attack = pgd(), mix: float = 0.5, optimiser: Optimiser = sgd()) -> Method:
     """FedBN of adversarially trained clients: clean and attacked images share a client's BatchNorm."""
-    return fedbn(objective=affordable(adversarial(attack=attack, mix=mix))).replace(name="fatbn")
+    return fedbn(objective=where_affordable(adversarial(attack=attack, mix=mix)), optimiser=optimiser).replace(
+        name="fatbn"
+    )
 
 
 @part("method")
-def fatscaffold(*, attack: Attack = pgd(), mix: float = 0.5) -> Method:
+def fatscaffold(*, attack: Attack = pgd(), mix: float = 0.5, optimiser: Optimiser = sgd()) -> Method:
     """SCAFFOLD of adversarially trained clients."""
-    return scaffold(objective=affordable(adversarial(attack=attack, mix=mix))).replace(name="fatscaffold")
+    return scaffold(objective=where_affordable(adversarial(attack=attack, mix=mix)), optimiser=optimiser).replace(
+        name="fatscaffold"
+    )
 
 
 @part("method")
-def fatmeta(*, rate: float = 0.02, attack: Attack = pgd(), mix: float = 0.5) -> Method:
+def fatmeta(*, rate: float = 0.02, attack: Attack = pgd(), mix: float = 0.5, optimiser: Optimiser = sgd()) -> Method:
     """First-order Per-FedAvg of adversarially trained clients; rate is α of the virtual step."""
-    objective = affordable(adversarial(attack=attack, mix=mix))
-    return per_fedavg(rate=rate, objective=objective).replace(name="fatmeta")
+    objective = where_affordable(adversarial(attack=attack, mix=mix))
+    return per_fedavg(rate=rate, objective=objective, optimiser=optimiser).replace(name="fatmeta")
 
 
 @part("method")
-def fatavg_dbn(*, attack: Attack = pgd(), mix: float = 0.5) -> Method:
+def fatavg_dbn(*, attack: Attack = pgd(), mix: float = 0.5, optimiser: Optimiser = sgd()) -> Method:
     """FATAvg with a dual BatchNorm: attacked images have statistics of their own, averaged like the clean ones."""
-    objective = affordable(adversarial(attack=attack, mix=mix, branch="adversarial"))
-    return fedavg(norm=dual(), objective=objective).replace(name="fatavg_dbn")
+    objective = where_affordable(adversarial(attack=attack, mix=mix, branch="adversarial"))
+    return fedavg(norm=dual(), objective=objective, optimiser=optimiser).replace(name="fatavg_dbn")
 
 
 @part("method")
-def fatfree(*, epsilon: float = 8 / 255, batch: int = 32, norm: Norm = batch()) -> Method:
-    """FedAvg of clients that train by free adversarial training (norm local: FedBN); take it with training.replays.
-    batch is the largest batch, training.batch."""
-    return fedavg(norm=norm, objective=affordable(free(epsilon=epsilon, batch=batch))).replace(name="fatfree")
+def fatfree(*, epsilon: float = 8 / 255, norm: Norm = batch(), optimiser: Optimiser = sgd()) -> Method:
+    """FedAvg of clients that train by free adversarial training (norm local: FedBN); take it with training.replays."""
+    return fedavg(norm=norm, objective=where_affordable(free(epsilon=epsilon)), optimiser=optimiser).replace(
+        name="fatfree"
+    )
 
 
-__all__ = ["affordable", "fatavg", "fatavg_dbn", "fatbn", "fatfree", "fatmeta", "fatprox", "fatscaffold"]
+__all__ = ["fatavg", "fatavg_dbn", "fatbn", "fatfree", "fatmeta", "fatprox", "fatscaffold", "where_affordable"]

@@ -25,12 +25,14 @@ from hardy.core.layers import FederatedStatistics, Statistics
 from hardy.core.messages import Updates
 from hardy.core.method import Method
 from hardy.core.partition import Role
+from hardy.core.protocols import Aggregator, Objective, Optimiser, RoundContext
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.papers.dsgd import dsgd
-from hardy.parts.aggregators.base import Aggregator, RoundContext, inside, mean, under
-from hardy.parts.norms import Batch
-from hardy.parts.objectives import Objective, cross_entropy
+from hardy.parts.aggregators.base import inside, mean, under
+from hardy.parts.norms import BatchNormalisation
+from hardy.parts.objectives import cross_entropy
+from hardy.parts.optimisers import sgd
 from hardy.registry import part
 
 Spread = Literal["rule", "mean"]
@@ -38,7 +40,7 @@ Spread = Literal["rule", "mean"]
 
 @part("norm")
 @dataclass(frozen=True, kw_only=True)
-class Federated(Batch):
+class Federated(BatchNormalisation):
     """BatchNorm whose shared statistics equal those of one machine that sees every client's batch."""
 
     keeps: ClassVar[type[Statistics]] = FederatedStatistics
@@ -146,11 +148,16 @@ federated = Federated
 
 @part("method")
 def fbn(
-    *, momentum: float = 0.99, objective: Objective = cross_entropy(), aggregator: Aggregator = mean(weigh="uniform")
+    *,
+    momentum: float = 0.99,
+    objective: Objective = cross_entropy(),
+    optimiser: Optimiser = sgd(),
+    aggregator: Aggregator = mean(weigh="uniform"),
 ) -> Method:
     """DSGD on a network with Federated BatchNorm, as in the paper; take it with training.steps = 1. For FedAvg with
     several local steps: fedavg with norm federated."""
-    return dsgd(momentum=momentum, norm=federated(), objective=objective, aggregator=aggregator).replace(name="fbn")
+    made = dsgd(momentum=momentum, norm=federated(), objective=objective, optimiser=optimiser, aggregator=aggregator)
+    return made.replace(name="fbn")
 
 
 __all__ = ["fbn", "federated"]

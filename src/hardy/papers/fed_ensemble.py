@@ -16,10 +16,12 @@ from hardy.core import random
 from hardy.core.federation import Client
 from hardy.core.messages import Slot
 from hardy.core.method import Method
+from hardy.core.protocols import Norm, Objective, Optimiser
 from hardy.errors import HardyError
 from hardy.parts.budgets import Mixed
-from hardy.parts.norms import Norm, batch
-from hardy.parts.objectives import Objective, cross_entropy
+from hardy.parts.norms import batch
+from hardy.parts.objectives import cross_entropy
+from hardy.parts.optimisers import sgd
 from hardy.registry import part
 
 
@@ -39,8 +41,8 @@ class Turns(Mixed):
     def unit(self) -> float:
         return 1 / self.models
 
-    def assign(self, round: int, cohort: Sequence[int], clients: Sequence[Client], seed: int) -> list[Slot]:
-        age, turn = divmod(round, self.models)
+    def assign(self, round_number: int, cohort: Sequence[int], clients: Sequence[Client], seed: int) -> list[Slot]:
+        age, turn = divmod(round_number, self.models)
         orders = {client: random.stream(seed, age, client, "turns").permutation(self.models) for client in cohort}
         return [Slot(client, int(order[turn])) for client, order in orders.items()]
 
@@ -49,9 +51,16 @@ turns = Turns
 
 
 @part("method")
-def fed_ensemble(*, models: int = 4, norm: Norm = batch(), objective: Objective = cross_entropy()) -> Method:
+def fed_ensemble(
+    *,
+    models: int = 4,
+    norm: Norm = batch(),
+    objective: Objective = cross_entropy(),
+    optimiser: Optimiser = sgd(),
+) -> Method:
     """Several models trained in turns, served by the mean of their logits; models is K."""
-    return Method(name="fed_ensemble", norm=norm, objective=objective, budget=turns(models=models))
+    budget = turns(models=models)
+    return Method(name="fed_ensemble", norm=norm, objective=objective, optimiser=optimiser, budget=budget)
 
 
 __all__ = ["fed_ensemble", "turns"]

@@ -13,11 +13,13 @@ import torch
 
 from hardy.core.messages import Updates
 from hardy.core.method import Method
+from hardy.core.protocols import Norm, Objective, Optimiser, RoundContext
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
-from hardy.parts.aggregators.base import RoundContext, Stage, chain
-from hardy.parts.norms import Norm, batch
-from hardy.parts.objectives import Objective, cross_entropy
+from hardy.parts.aggregators.base import Stage, pipeline
+from hardy.parts.norms import batch
+from hardy.parts.objectives import cross_entropy
+from hardy.parts.optimisers import sgd
 from hardy.registry import part
 
 
@@ -45,11 +47,15 @@ soft_better = SoftBetter
 
 @part("method")
 def fed_soft_better(
-    *, temperature: float = 1.0, norm: Norm = batch(), objective: Objective = cross_entropy()
+    *,
+    temperature: float = 1.0,
+    norm: Norm = batch(),
+    objective: Objective = cross_entropy(),
+    optimiser: Optimiser = sgd(),
 ) -> Method:
     """FedAvg tilted towards the clients with smaller losses by a softmax of temperature T."""
-    rule = chain(stages=(soft_better(temperature=temperature),))
-    return Method(name="fed_soft_better", norm=norm, objective=objective, aggregator=rule)
+    rule = pipeline(pre=(soft_better(temperature=temperature),))
+    return Method(name="fed_soft_better", norm=norm, objective=objective, optimiser=optimiser, aggregator=rule)
 
 
 __all__ = ["fed_soft_better", "soft_better"]

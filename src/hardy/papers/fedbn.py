@@ -11,14 +11,16 @@ from dataclasses import dataclass
 
 from hardy.core.method import Method
 from hardy.core.partition import Placement, Role, Tag
-from hardy.parts.norms import Batch, Norm
-from hardy.parts.objectives import Objective, cross_entropy
+from hardy.core.protocols import Norm, Objective, Optimiser
+from hardy.parts.norms import BatchNormalisation
+from hardy.parts.objectives import cross_entropy
+from hardy.parts.optimisers import sgd
 from hardy.registry import part
 
 
 @part("norm")
 @dataclass(frozen=True, kw_only=True)
-class Local(Batch):
+class Local(BatchNormalisation):
     """BatchNorm that stays with its client."""
 
     affine: Placement = Placement.PRIVATE
@@ -34,9 +36,9 @@ local = Local
 
 
 @part("method")
-def fedbn(*, norm: Norm = local(), objective: Objective = cross_entropy()) -> Method:
+def fedbn(*, norm: Norm = local(), objective: Objective = cross_entropy(), optimiser: Optimiser = sgd()) -> Method:
     """FedAvg on everything but BatchNorm."""
-    return Method(name="fedbn", norm=norm, objective=objective)
+    return Method(name="fedbn", norm=norm, objective=objective, optimiser=optimiser)
 
 
 __all__ = ["fedbn", "local"]

@@ -17,10 +17,13 @@ from hardy.core import tensors
 from hardy.core.messages import Updates
 from hardy.core.method import Method
 from hardy.core.partition import Placement, Role, Tag
+from hardy.core.protocols import Aggregator, Norm, Objective, Optimiser, RoundContext, Setting
 from hardy.core.tensors import Tensors
-from hardy.parts.aggregators.base import Aggregator, RoundContext, by_role
-from hardy.parts.norms import Norm, batch
-from hardy.parts.objectives import Objective, cross_entropy
+from hardy.errors import HardyError
+from hardy.parts.aggregators.base import by_role
+from hardy.parts.norms import batch
+from hardy.parts.objectives import cross_entropy
+from hardy.parts.optimisers import SGD, sgd
 from hardy.registry import part
 
 
@@ -32,6 +35,14 @@ class NormalisedMean(Aggregator):
     def length(self, steps: Tensor, rho: float) -> Tensor:
         """‖a_i‖₁"""
         return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+
+    def check(self, method: Method, setting: Setting) -> None:
+        last = method.optimiser.links[-1]
+        if not isinstance(last, SGD) or last.nesterov or last.kept or len(method.optimiser.links) > 1:
+            raise HardyError(
+                f"normalised_mean counts the length of SGD steps, but the optimiser is {method.optimiser}. Usual fix: "
+                "sgd, with momentum that is born anew and without nesterov."
+            )
 
     def fold(self, folded: Any, updates: Updates, context: RoundContext) -> Any:
         p, a = updates.weights, self.length(updates.steps.to(updates.weights), context.momentum)
@@ -67,11 +78,12 @@ normalised_mean = NormalisedMean
 
 
 @part("method")
-def fednova(*, norm: Norm = batch(), objective: Objective = cross_entropy()) -> Method:
+def fednova(*, norm: Norm = batch(), objective: Objective = cross_entropy(), optimiser: Optimiser = sgd()) -> Method:
     """FedAvg with normalised averaging of the weights; statistics are averaged plainly."""
     rule = normalised_mean()
     affine = rule if norm.placement(Tag(Role.NORM_AFFINE, trained=True)) is Placement.SHARED else None
-    return Method(name="fednova", norm=norm, objective=objective, aggregator=by_role(weight=rule, norm_affine=affine))
+    aggregator = by_role(weight=rule, norm_affine=affine)
+    return Method(name="fednova", norm=norm, objective=objective, optimiser=optimiser, aggregator=aggregator)
 
 
 __all__ = ["fednova", "normalised_mean"]

@@ -13,28 +13,31 @@ S the clients of kind AT, the others are ST · λ weight of the calibration · T
    α = softmax over S of likeness / T, the mean over layers of [cos(μ_k, μ_j) + cos(σ²_k, σ²_j)] / 2. (Eq. 4)
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value
 from torch.nn import functional as F
 
-from hardy.attacks.gradient import Attack, pgd
+from hardy.attacks.base import Attack
+from hardy.attacks.gradient import pgd
 from hardy.core import random, tensors
 from hardy.core.federation import Client
-from hardy.core.layers import Call, Statistics
+from hardy.core.layers import Call, CountedStatistics, Statistics
 from hardy.core.method import Method
 from hardy.core.net import Net
-from hardy.core.partition import Placement, Role, Tag
+from hardy.core.partition import Placement, Role, Tag, branch_paths
+from hardy.core.protocols import Batch, Objective, Optimiser
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.papers.fedbn import Local, local
 from hardy.parts.adversarial import adversarial, by_kind
 from hardy.parts.norms import dual
-from hardy.parts.objectives import Batch, Objective
+from hardy.parts.optimisers import sgd
 from hardy.registry import part
 
 
@@ -46,6 +49,7 @@ class Propagated(Local):
     AT clients that were not heard yet give none. Of a branch's own affine nothing is propagated.
     """
 
+    keeps: ClassVar[type[Statistics]] = CountedStatistics
     statistics: Placement = Placement.REPORTED
     temperature: float = 0.01
     """T; inf = all AT clients count alike, and clean statistics need not be reported"""
@@ -64,11 +68,12 @@ class Propagated(Local):
             wanted = [n for n, tag in tags.items() if tag.branch == branch and tag.role in roles]
             return tensors.select(reported, (n for n in wanted if n in reported))
 
-        means, variances = (held("adversarial", role) for role in (Role.NORM_MEAN, Role.NORM_VAR))
+        counters = held("adversarial", Role.COUNTER)
+        statistics = held("adversarial", Role.NORM_MEAN, Role.NORM_VAR)
         clean = held("clean", Role.NORM_MEAN, Role.NORM_VAR)
-        if not means:
+        if not counters:
             return reported
-        heard = moved(means.values())
+        heard = torch.stack(list(counters.values())).amax(0) > 0  # [C, B]
         poor = tensors.send(torch.tensor([client.kind == "ST" for client in clients]), heard.device)[:, None]
         gives = heard & ~poor
         takes = poor & gives.any(0)
@@ -76,9 +81,10 @@ class Propagated(Local):
             alpha = self.weights(list(clean.values()), gives)
             given = {
                 n: torch.where(takes[..., None], torch.einsum("kjb,jbf->kbf", alpha.to(t), t), t).contiguous()
-                for n, t in {**means, **variances}.items()
+                for n, t in statistics.items()
             }
-        return {**reported, **given}
+        told = {n: torch.where(takes, t.clamp_min(1), t) for n, t in counters.items()}
+        return {**reported, **given, **told}
 
     def weights(self, clean: Sequence[Tensor], gives: Tensor) -> Tensor:
         """α, [C, C, B]: what each client takes of each that gives, by all clients' clean statistics. Where these are
@@ -88,11 +94,6 @@ class Propagated(Local):
             units = [F.normalize(statistic, dim=-1) for statistic in clean]
             likeness = torch.stack([torch.einsum("kbf,jbf->kjb", u, u) for u in units]).mean(0)
         return (likeness / self.temperature).masked_fill(~gives, -inf).softmax(1)
-
-
-def moved(means: Iterable[Tensor]) -> Tensor:
-    """Whether any of these means, [..., F], has left the zeros that all start from."""
-    return torch.stack([mean.abs().amax(-1) for mean in means]).amax(0) > 0
 
 
 @part("objective")
@@ -122,31 +123,30 @@ class Pnc(Objective):
     def branches(self) -> frozenset[str]:
         return frozenset({"clean", "adversarial"})
 
-    @property
-    def passes(self) -> int:
-        return 2 if self.weight else 1
-
-    def of(self, kind: str, round: int = 0) -> Objective:
-        return replace(self, weight=0.0) if round < self.warm_up else self
+    def for_client(self, kind: str, round_number: int) -> Objective:
+        return replace(self, weight=0.0) if round_number < self.warm_up else self
 
     def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
-        kept = [path for path, module in net.model.named_modules() if isinstance(module, Statistics)]
-        means = [net.kept[f"{path}.mean"] for path in kept if path.rpartition(".")[2] == "adversarial"]
+        paths = branch_paths(net.model, "adversarial")
+        counters = [net.buffers.get(f"{path}.batches") for path in paths]
+        counted = [counter for counter in counters if counter is not None]
         learning = Call("clean", "batch", key)
         calibrating = Call("adversarial", "running", random.fold(key, "calibration"))
 
         def losses(net: Net, *calls: Call) -> list[Tensor]:
             return [F.cross_entropy(o, batch.y) for o in net.together(*((batch.x, call) for call in calls))]
 
-        if not self.weight or not means:
+        if not self.weight or not paths:
             return losses(net, learning)[0]
-        weight = self.weight * moved(means).to(batch.x.dtype)
+        # a branch that counts its batches may have been given nothing yet; any other is taken as it is
+        given = (torch.stack(counted).amax() > 0).to(batch.x.dtype) if counted else torch.ones_like(batch.x[0, 0, 0, 0])
+        weight = self.weight * given
         if self.clip == inf:
             clean, second = losses(net, learning, calibrating)
             return (1 - weight) * clean + weight * second
 
         def calibration(trained: Tensors) -> Tensor:
-            return weight * losses(Net(net.model, trained, net.kept), calibrating)[0]
+            return weight * losses(Net(net.model, trained, net.buffers), calibrating)[0]
 
         (clean,) = losses(net, learning)
         return (1 - weight) * clean + clipped(calibration, self.clip)(net.trained)
@@ -181,6 +181,7 @@ def fedrbn(
     affine: Placement = Placement.PRIVATE,
     dual_affine: bool = False,
     noise: float = 0.0,
+    optimiser: Optimiser = sgd(),
 ) -> Method:
     """Local dual BatchNorm whose adversarial statistics spread to clients that cannot afford adversarial training;
     weight is λ, temperature T, mix the share of attacked images in an AT client's loss, noise the σ on statistics."""
@@ -195,6 +196,7 @@ def fedrbn(
             AT=adversarial(attack=attack, mix=mix, branch="adversarial"),
             ST=pnc(weight=weight, clip=clip, warm_up=warm_up),
         ),
+        optimiser=optimiser,
     )
 
 

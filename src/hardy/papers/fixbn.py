@@ -9,15 +9,17 @@ Zhong et al., Making Batch Normalization Great in Federated Deep Learning, arXiv
 from dataclasses import dataclass
 
 from hardy.core.method import Method
+from hardy.core.protocols import Objective, Optimiser
 from hardy.errors import HardyError
-from hardy.parts.norms import Batch
-from hardy.parts.objectives import Objective, cross_entropy
+from hardy.parts.norms import BatchNormalisation
+from hardy.parts.objectives import cross_entropy
+from hardy.parts.optimisers import sgd
 from hardy.registry import part
 
 
 @part("norm")
 @dataclass(frozen=True, kw_only=True)
-class Fixed(Batch):
+class Fixed(BatchNormalisation):
     """BatchNorm whose statistics stand still after some rounds."""
 
     after: int = 10
@@ -27,17 +29,17 @@ class Fixed(Batch):
         if self.after < 1:
             raise HardyError(f"norm fixed stands still after {self.after} rounds; it must be 1 or more.")
 
-    def frozen(self, round: int) -> bool:
-        return round >= self.after
+    def frozen(self, round_number: int) -> bool:
+        return round_number >= self.after
 
 
 fixed = Fixed
 
 
 @part("method")
-def fixbn(*, after: int = 10, objective: Objective = cross_entropy()) -> Method:
+def fixbn(*, after: int = 10, objective: Objective = cross_entropy(), optimiser: Optimiser = sgd()) -> Method:
     """FedAvg whose BatchNorm statistics stand still after t* rounds."""
-    return Method(name="fixbn", norm=fixed(after=after), objective=objective)
+    return Method(name="fixbn", norm=fixed(after=after), objective=objective, optimiser=optimiser)
 
 
 __all__ = ["fixbn", "fixed"]

@@ -23,9 +23,11 @@ from torch import Tensor
 from torch.func import grad, grad_and_value
 
 from hardy.core import random
+from hardy.core.net import Net
+from hardy.core.protocols import Batch, Objective, StepResult, Wrapper
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
-from hardy.parts.objectives import Objective, Wrapper, cross_entropy
+from hardy.parts.objectives import cross_entropy
 from hardy.registry import part
 
 _NEAR = 0.01
@@ -132,10 +134,20 @@ class Lipschitz(Wrapper):
                 f"{self.iterations}."
             )
 
-    def penalty(self, trained: Tensors, received: Tensors) -> Tensor | float:
-        norms = [spectral_norm(w.flatten(1), iterations=self.iterations) for w in trained.values() if w.dim() > 1]
-        held_back = self.strength / 2 * torch.stack(norms).square().sum() if norms and self.strength else 0.0
-        return self.inner.penalty(trained, received) + held_back
+    def gradient(
+        self, outer: Objective, net: Net, private: Tensors, batch: Batch, key: Tensor, received: Tensors
+    ) -> StepResult:
+        found = self.inner.gradient(outer, net, private, batch, key, received)
+        matrices = {n: w for n, w in net.trained.items() if w.dim() > 1}
+        if not matrices or not self.strength:
+            return found
+
+        def penalty(weights: Tensors) -> Tensor:
+            norms = [spectral_norm(w.flatten(1), iterations=self.iterations) for w in weights.values()]
+            return self.strength / 2 * torch.stack(norms).square().sum()
+
+        pulled = {n: found.gradient[n] + g for n, g in grad(penalty)(matrices).items()}
+        return found._replace(gradient={**found.gradient, **pulled})
 
 
 def _unit(vector: Tensor) -> Tensor:

@@ -13,55 +13,116 @@ the image's channels and the classes are never cut
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from copy import deepcopy
+from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hardy.core import random, tensors
-from hardy.core.federation import Client
-from hardy.core.messages import Slot, Updates
+from hardy.core.messages import Updates
 from hardy.core.method import Method
 from hardy.core.net import Net
-from hardy.core.tensors import Tensors
+from hardy.core.protocols import (
+    Aggregator,
+    Batch,
+    Budget,
+    Fact,
+    Norm,
+    Objective,
+    Optimiser,
+    RoundContext,
+    Setting,
+    Shapes,
+    Submodels,
+    Wrapper,
+    name_part,
+)
+from hardy.core.tensors import ImageShape, Tensors
 from hardy.errors import HardyError, unknown
-from hardy.parts.aggregators.base import Aggregator, RoundContext, largest_counters
-from hardy.parts.budgets import Budget
-from hardy.parts.norms import Norm, batch
-from hardy.parts.objectives import Batch, Objective, Wrapper, cross_entropy
+from hardy.parts.aggregators.base import largest_counters
+from hardy.parts.norms import batch
+from hardy.parts.objectives import cross_entropy
+from hardy.parts.optimisers import sgd
 from hardy.registry import part
 
-Shapes = Mapping[str, Sequence[int]]
 _WIDTHS = (0.125, 0.25, 0.5, 1.0)
 
 
-def narrowed(shapes: Shapes, width: float) -> dict[str, tuple[int, ...]]:
-    """The shapes of the corner W[r], out of those of a network's tensors in the order of its layers."""
-    if width == 1:
-        return {name: tuple(shape) for name, shape in shapes.items()}
+class Axes(NamedTuple):
+    """Which axes of a tensor are cut: the outputs, and the inputs in blocks of so many cells a channel (0: never)."""
 
-    def cut(size: int, cells: int = 1) -> int:
-        return max(1, ceil(width * size / cells - 1e-9)) * cells
+    outputs: bool
+    cells: int
 
-    layers = [name for name, shape in shapes.items() if len(shape) > 1]
-    last = layers[-1].rpartition(".")[0]
-    corner, before = {}, 1
-    for name, shape in shapes.items():
-        kept = list(shape)
-        if shape and name.rpartition(".")[0] != last:
-            kept[0] = cut(shape[0])
-        if len(shape) > 1:
-            if name != layers[0]:  # a linear layer behind a grid has a block of inputs a channel
-                cells = shape[1] // before if len(shape) == 2 and shape[1] % before == 0 else 1
+
+def channel_axes(model: nn.Module, shape: ImageShape) -> dict[str, Axes]:
+    """How each tensor of a model is cut, from one forward pass: by the type of its layer and what feeds it."""
+    given = deepcopy(model).to("meta")  # nothing is computed, and the model stays as it is
+    own = dict(zip(_layers(given), _layers(model), strict=True))
+    order: list[nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear] = []
+    for layer in own:
+        layer.register_forward_hook(lambda module, *_: order.append(own[module]))
+    given(torch.empty(1, *shape, device="meta", dtype=next(given.parameters()).dtype))
+    layers = list(dict.fromkeys(order))
+    axes: dict[str, Axes] = {}
+    before = 0
+    paths = {module: path for path, module in model.named_modules()}
+    for layer in layers:
+        inputs = layer.weight.shape[1]
+        outputs = layer is not layers[-1]
+        # a linear layer behind a grid has a block of inputs for each channel
+        blocks = inputs // before if isinstance(layer, nn.Linear) and before and inputs % before == 0 else 1
+        axes[f"{paths[layer]}.weight"] = Axes(outputs, 0 if layer is layers[0] else blocks)
+        axes[f"{paths[layer]}.bias"] = Axes(outputs, 0)
+        before = layer.weight.shape[0]
+    return axes
+
+
+def _layers(model: nn.Module) -> list[nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear]:
+    return [module for module in model.modules() if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear)]
+
+
+@dataclass(frozen=True)
+class Corners(Submodels):
+    """The corners W[r] of a model, a width each."""
+
+    widths: tuple[float, ...]
+    slimmable: bool
+    whole: Shapes
+    axes: Mapping[str, Axes]
+
+    def corner(self, width: float) -> Shapes:
+        """The shapes of W[r]. What belongs to no layer is a norm's, and follows its channels."""
+
+        def cut(size: int, cells: int = 1) -> int:
+            return max(1, ceil(width * size / cells - 1e-9)) * cells
+
+        shapes = {}
+        for name, shape in self.whole.items():
+            outputs, cells = self.axes.get(name, Axes(True, 0))
+            kept = list(shape)
+            if shape and outputs and width < 1:
+                kept[0] = cut(shape[0])
+            if cells and width < 1:
                 kept[1] = cut(shape[1], cells)
-            before = shape[0]
-        corner[name] = tuple(kept)
-    return corner
+            shapes[name] = tuple(kept)
+        return shapes
+
+    def shapes(self, capacity: float) -> Shapes:
+        return self.corner(max(fitting(self.widths, capacity)))
+
+    def objective(self, inner: Objective, capacity: float) -> Objective:
+        affordable = fitting(self.widths, capacity)
+        return _Slimmed(inner=inner, corners=self, trained=tuple(affordable if self.slimmable else affordable[-1:]))
+
+    def __hash__(self) -> int:
+        return hash((self.widths, self.slimmable))
 
 
-def cut(values: Tensors, corner: Shapes) -> Tensors:
+def cut_tensors(values: Tensors, corner: Shapes) -> Tensors:
     return {name: value[tuple(map(slice, corner[name]))] if value.dim() else value for name, value in values.items()}
 
 
@@ -70,37 +131,21 @@ def fitting(widths: Sequence[float], capacity: float) -> list[float]:
     return [width for width in sorted(widths) if width <= capacity + 1e-9]
 
 
-@part("objective")
 @dataclass(frozen=True, kw_only=True)
-class Slimmed(Wrapper):
-    """An objective on the corner of the network that the client can afford, or on all affordable corners at once."""
+class _Slimmed(Wrapper):
+    """An objective on the corner of the network that a client can afford, or on all affordable corners at once."""
 
-    inner: Objective = cross_entropy()
-    widths: tuple[float, ...] = _WIDTHS
-    slimmable: bool = False
-    """train every affordable width, the losses added up, and not the widest alone"""
-
-    def within(self, capacity: float) -> Objective:
-        return replace(self, inner=self.inner.within(capacity), widths=tuple(fitting(self.widths, capacity)))
-
-    @property
-    def trained(self) -> list[float]:
-        """Widths of a step, the widest last."""
-        return sorted(self.widths) if self.slimmable else [max(self.widths)]
-
-    def corner(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
-        return narrowed(shapes, max(self.widths))
-
-    def nets(self, shapes: Shapes) -> list[dict[str, tuple[int, ...]]]:
-        return [narrowed(shapes, width) for width in self.trained]
+    corners: Corners
+    trained: tuple[float, ...]
+    """widths of a step, the widest last; their losses are added up"""
 
     def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
-        shapes, losses = tensors.shapes({**net.trained, **net.kept}), []
+        losses = []
         for number, width in enumerate(reversed(self.trained)):
-            corner = narrowed(shapes, width)
-            narrow = Net(net.model, cut(net.trained, corner), cut(net.kept, corner))
+            corner = self.corners.corner(width)
+            narrow = Net(net.model, cut_tensors(net.trained, corner), cut_tensors(net.buffers, corner))
             losses.append(self.inner.loss(narrow, private, batch, random.fold(key, number) if number else key))
-            net.kept = {name: _paste(narrow.kept[name], whole) for name, whole in net.kept.items()}
+            net.buffers = {name: _paste(narrow.buffers[name], whole) for name, whole in net.buffers.items()}
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
 
@@ -108,33 +153,47 @@ def _paste(part: Tensor, whole: Tensor) -> Tensor:
     return torch.cat([part, whole[len(part) :]]) if whole.dim() else part
 
 
-@part("budget")
+@part("budget", name="corners")
 @dataclass(frozen=True, kw_only=True)
-class Corners(Budget):
+class CornerBudget(Budget):
     """Every client trains the widest corner of the one network that it can afford."""
 
     widths: tuple[float, ...] = _WIDTHS
+    """trained and served"""
+    slimmable: bool = False
+    """a client trains every width it can afford, the losses added up, and not the widest alone"""
 
     def __post_init__(self) -> None:
         if not self.widths or not all(0 < width <= 1 for width in self.widths):
             raise HardyError(f"widths are {list(self.widths)}; each must be in (0, 1], and there must be one.")
 
-    def check(self, clients: Sequence[Client]) -> None:
-        for number, client in enumerate(clients):
+    @property
+    def consumes(self) -> frozenset[Fact]:
+        return frozenset({"capacity"})
+
+    def check(self, method: Method, setting: Setting) -> None:
+        if not any(isinstance(part, HeldMean) for part in method.parts()):
+            raise HardyError(
+                f"budget corners trains parts of the network, but aggregator {name_part(method.aggregator)!r} counts "
+                "what a client did not train as its opinion. Usual fix: aggregator held_mean."
+            )
+        for number, client in enumerate(setting.clients):
             if not fitting(self.widths, client.capacity):
                 raise HardyError(
-                    f"client {number} can train a width of {client.capacity:g}, below the least of {list(self.widths)}. "
-                    "Add a narrower one (method.widths), or raise its capacity (data.capacity)."
+                    f"client {number} can train a width of {client.capacity:g}, below the least of "
+                    f"{list(self.widths)}. Add a narrower one (method.widths), or raise its capacity (data.capacity)."
                 )
 
-    def assign(self, round: int, cohort: Sequence[int], clients: Sequence[Client], seed: int) -> list[Slot]:
-        return [Slot(client) for client in cohort]
+    def submodels(self, model: nn.Module, shape: ImageShape) -> Submodels:
+        state = {n: t for n, t in (*model.named_parameters(), *model.named_buffers())}
+        whole = {n: tuple(t.shape) for n, t in state.items()}
+        return Corners(self.widths, self.slimmable, whole, channel_axes(model, shape))
 
-    def serve(self, held: Tensors, width: float) -> list[Tensors]:
+    def serve(self, held: Tensors, width: float, submodels: Submodels | None = None) -> list[Tensors]:
         if width not in self.widths:
             raise unknown("width; it must be one that was trained", f"{width:g}", (f"{w:g}" for w in self.widths))
-        whole = tensors.gather(held, 0)
-        return [cut(whole, narrowed(tensors.shapes(whole), width))]
+        assert isinstance(submodels, Corners)
+        return [cut_tensors(tensors.gather(held, 0), submodels.corner(width))]
 
 
 @part("aggregator")
@@ -142,11 +201,16 @@ class Corners(Budget):
 class HeldMean(Aggregator):
     """The weighted mean of every entry over the clients that hold it. Counters take the largest value."""
 
-    widths: tuple[float, ...] = _WIDTHS
-
     @property
     def uses_weights(self) -> bool:
         return True
+
+    def check(self, method: Method, setting: Setting) -> None:
+        if not isinstance(method.budget, CornerBudget):
+            raise HardyError(
+                f"aggregator held_mean averages over those who hold an entry, but with budget "
+                f"{name_part(method.budget)!r} everybody holds all. Usual fix: budget corners, or aggregator mean."
+            )
 
     def fold(self, folded: Any, updates: Updates, context: RoundContext) -> tuple[Tensors, Tensors, Tensors]:
         floating = {n: t for n, t in context.shared.items() if t.is_floating_point()}
@@ -155,18 +219,14 @@ class HeldMean(Aggregator):
             context.shared,
         )
         total, weight = tensors.apply(Tensor.clone, total), tensors.apply(Tensor.clone, weight)
-        shapes = {n: tuple(context.shared[n].shape[1:]) for n in context.roles if n in context.shared}
-        held = [
-            max(fitting(self.widths, context.capacities[s.client])) if context.capacities else 1.0
-            for s in updates.slots
-        ]
+        held = [context.capacities[slot.client] if context.capacities else 1.0 for slot in updates.slots]
         share = updates.weights.new_zeros(context.bases, len(held))
         share[updates.bases, torch.arange(len(held), device=share.device)] = updates.weights
-        for width in sorted(set(held)):
-            rows = tensors.send([at for at, own in enumerate(held) if own == width], share.device)
-            corner = narrowed(shapes, width)
+        for capacity in sorted(set(held)):
+            rows = tensors.send([at for at, own in enumerate(held) if own == capacity], share.device)
+            corner = context.submodels.shapes(capacity) if context.submodels else {}
             for name in floating:
-                at = (slice(None), *map(slice, corner[name]))
+                at = (slice(None), *map(slice, corner.get(name, floating[name].shape[1:])))
                 value = updates.shared[name][rows][at]
                 own = share[:, rows].to(value)
                 with tensors.full_precision():
@@ -185,7 +245,7 @@ class HeldMean(Aggregator):
         return {**context.shared, **mean, **counters}, memory
 
 
-corners, held_mean, slimmed = Corners, HeldMean, Slimmed
+corners, held_mean = CornerBudget, HeldMean
 
 
 @part("method")
@@ -195,23 +255,29 @@ def heterofl(
     slimmable: bool = False,
     norm: Norm = batch(),
     objective: Objective = cross_entropy(),
+    optimiser: Optimiser = sgd(),
 ) -> Method:
     """Each client trains the widest corner of one network that it can afford; widths are those trained and served."""
     return Method(
         name="sheterofl" if slimmable else "heterofl",
         norm=norm,
-        objective=slimmed(inner=objective, widths=widths, slimmable=slimmable),
-        budget=corners(widths=widths),
-        aggregator=held_mean(widths=widths),
+        objective=objective,
+        optimiser=optimiser,
+        budget=corners(widths=widths, slimmable=slimmable),
+        aggregator=held_mean(),
     )
 
 
 @part("method")
 def sheterofl(
-    *, widths: tuple[float, ...] = _WIDTHS, norm: Norm = batch(), objective: Objective = cross_entropy()
+    *,
+    widths: tuple[float, ...] = _WIDTHS,
+    norm: Norm = batch(),
+    objective: Objective = cross_entropy(),
+    optimiser: Optimiser = sgd(),
 ) -> Method:
     """HeteroFL whose clients train every width they can afford, as slimmable networks."""
-    return heterofl(widths=widths, slimmable=True, norm=norm, objective=objective)
+    return heterofl(widths=widths, slimmable=True, norm=norm, objective=objective, optimiser=optimiser)
 
 
-__all__ = ["corners", "held_mean", "heterofl", "narrowed", "sheterofl", "slimmed"]
+__all__ = ["corners", "held_mean", "heterofl", "sheterofl"]

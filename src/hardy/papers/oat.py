@@ -14,22 +14,25 @@ row · x̃ the attacked x · BNc, BNa the norms' branches
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from math import ceil
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hardy.attacks.gradient import Attack, pgd
+from hardy.attacks.base import Attack
+from hardy.attacks.gradient import pgd
 from hardy.core import random
 from hardy.core.layers import BatchNorm, Statistics, current, scale_and_shift
 from hardy.core.method import Method
 from hardy.core.net import Net
+from hardy.core.protocols import Batch, Objective, Optimiser, Setting
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.parts.norms import Dual
-from hardy.parts.objectives import Batch, Objective
+from hardy.parts.optimisers import sgd
 from hardy.registry import part
 
 _LEVELS = (0.0, 0.1, 0.2, 0.3, 0.4, 1.0)
@@ -69,11 +72,11 @@ class Conditioned(BatchNorm):
         hats = torch.stack([(1 - (at - number).abs()).clamp_min(0) for number in range(len(self.levels))], -1)
         return hats @ self.rows
 
-    def _mixed(self, x: Tensor, robustness: float | Tensor) -> Tensor:
+    def mixed(self, x: Tensor, robustness: float | Tensor) -> Tensor:
         if isinstance(robustness, Tensor) and robustness.dim():  # one an image: the caller says which branch
-            kept, affine = self._branch(current().branch)
+            kept, affine = self.branch(current().branch)
             return scale_and_shift(x, kept.mean, kept.var, affine, self.eps)
-        return super()._mixed(x, (robustness > 0) * 1.0)
+        return super().mixed(x, (robustness > 0) * 1.0)
 
 
 @part("norm")
@@ -86,6 +89,14 @@ class Conditional(Dual):
     """S, ascending from 0 to 1"""
     code: int = 128
     """length of e(λ)"""
+    serves: Literal["clean", "adversarial"] = "clean"
+
+    def check(self, method: Method, setting: Setting) -> None:
+        if not any(isinstance(part, OnceForAll) for part in method.parts()):
+            raise HardyError(
+                f"norm conditional depends on the robustness asked for, but objective "
+                f"{type(method.objective).__name__!r} asks for none. Usual fix: objective once_for_all, or norm dual."
+            )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,7 +108,7 @@ class Conditional(Dual):
             )
 
     def layer(self, features: int) -> nn.Module:
-        return Conditioned(features, levels=self.levels, code=self.code, branches=self.kept)
+        return Conditioned(features, levels=self.levels, code=self.code, branches=self.statistics_by_branch)
 
 
 @part("objective")
@@ -107,20 +118,21 @@ class OnceForAll(Objective):
     conditional."""
 
     attack: Attack = pgd()
-    levels: tuple[float, ...] = _LEVELS
-    """S"""
+
+    def check(self, method: Method, setting: Setting) -> None:
+        if not isinstance(method.norm, Conditional):
+            raise HardyError(
+                f"objective once_for_all asks for a robustness, but norm {type(method.norm).__name__!r} does not "
+                "depend on it. Usual fix: norm conditional."
+            )
 
     @property
     def branches(self) -> frozenset[str]:
         return frozenset({"clean", "adversarial"})
 
-    @property
-    def passes(self) -> int:
-        return self.attack.passes + 2
-
     def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
-        size = len(batch.x)
-        plain = max(2, ceil(size / len(self.levels)))
+        size, levels = len(batch.x), _levels(net.model)
+        plain = max(2, ceil(size / len(levels)))
         plain = plain if size - plain > 1 else size  # an image alone has no batch statistics
         head = F.cross_entropy(
             net(batch.x[:plain], statistics="batch", key=random.fold(key, "plain"), robustness=0.0), batch.y[:plain]
@@ -128,8 +140,8 @@ class OnceForAll(Objective):
         if plain == size:
             return head
         x, y = batch.x[plain:], batch.y[plain:]
-        drawn = (random.uniform(random.fold(key, "levels"), (len(x),), x.dtype) * (len(self.levels) - 1)).floor()
-        level = torch.stack([own * (drawn == at) for at, own in enumerate(self.levels[1:])]).sum(0).to(x)
+        drawn = (random.uniform(random.fold(key, "levels"), (len(x),), x.dtype) * (len(levels) - 1)).floor()
+        level = torch.stack([own * (drawn == at) for at, own in enumerate(levels[1:])]).sum(0).to(x)
         asked = partial(net, branch="adversarial", robustness=level)
         attacked = self.attack.perturb(asked, x, y, random.fold(key, "attack"))
         clean, robust = (
@@ -140,15 +152,26 @@ class OnceForAll(Objective):
         return (plain * head + len(x) * tail) / size
 
 
+@lru_cache(maxsize=32)
+def _levels(model: nn.Module) -> tuple[float, ...]:
+    """S, as the norms have it."""
+    return next(module.levels for module in model.modules() if isinstance(module, Conditioned))
+
+
 conditional, once_for_all = Conditional, OnceForAll
 
 
 @part("method")
-def oat(*, attack: Attack = pgd(), levels: tuple[float, ...] = _LEVELS, code: int = 128) -> Method:
+def oat(
+    *,
+    attack: Attack = pgd(),
+    levels: tuple[float, ...] = _LEVELS,
+    code: int = 128,
+    optimiser: Optimiser = sgd(),
+) -> Method:
     """FedAvg of clients that train once for all levels of robustness; levels are S."""
-    return Method(
-        name="oat", norm=conditional(levels=levels, code=code), objective=once_for_all(attack=attack, levels=levels)
-    )
+    norm = conditional(levels=levels, code=code)
+    return Method(name="oat", norm=norm, objective=once_for_all(attack=attack), optimiser=optimiser)
 
 
 __all__ = ["conditional", "oat", "once_for_all"]

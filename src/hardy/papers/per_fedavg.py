@@ -20,10 +20,12 @@ from torch.func import grad
 from hardy.core import random
 from hardy.core.method import Method
 from hardy.core.net import Net
+from hardy.core.protocols import Batch, Norm, Objective, Optimiser, Wrapper
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
-from hardy.parts.norms import Norm, batch
-from hardy.parts.objectives import Batch, Objective, Wrapper, cross_entropy
+from hardy.parts.norms import batch
+from hardy.parts.objectives import cross_entropy
+from hardy.parts.optimisers import sgd
 from hardy.registry import part
 
 
@@ -41,22 +43,21 @@ class Meta(Wrapper):
         if not 0 <= self.rate < float("inf"):
             raise HardyError(f"meta rate (α) is {self.rate}; it must be 0 or more, and finite.")
 
-    @property
-    def personal(self) -> Objective:
-        return self.inner
+    def alone(self) -> Objective:
+        return self.inner.alone()
 
     def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
         first, second = halves(batch)
 
         def virtual(trained: Tensors) -> tuple[Tensor, Tensors]:
-            here = Net(net.model, trained, net.kept)
-            return self.inner.loss(here, private, first, random.fold(key, "virtual")), here.kept
+            here = Net(net.model, trained, net.buffers)
+            return self.inner.loss(here, private, first, random.fold(key, "virtual")), here.buffers
 
         with torch.no_grad():  # first order: to the real step the virtual one is a constant
-            gradient, kept = grad(virtual, has_aux=True)(net.trained)
-        there = Net(net.model, {n: w - self.rate * gradient[n] for n, w in net.trained.items()}, kept)
+            gradient, buffers = grad(virtual, has_aux=True)(net.trained)
+        there = Net(net.model, {n: w - self.rate * gradient[n] for n, w in net.trained.items()}, buffers)
         loss = self.inner.loss(there, private, second, key)
-        net.kept = there.kept
+        net.buffers = there.buffers
         return loss
 
 
@@ -71,9 +72,16 @@ meta = Meta
 
 
 @part("method")
-def per_fedavg(*, rate: float = 0.02, norm: Norm = batch(), objective: Objective = cross_entropy()) -> Method:
+def per_fedavg(
+    *,
+    rate: float = 0.02,
+    norm: Norm = batch(),
+    objective: Objective = cross_entropy(),
+    optimiser: Optimiser = sgd(),
+) -> Method:
     """FedAvg of clients that look one step of rate α ahead."""
-    return Method(name="per_fedavg", norm=norm, objective=meta(inner=objective, rate=rate))
+    ahead = meta(inner=objective, rate=rate)
+    return Method(name="per_fedavg", norm=norm, objective=ahead, optimiser=optimiser)
 
 
 __all__ = ["meta", "per_fedavg"]

@@ -9,51 +9,62 @@ x server weights · y client weights · c server variate · c_i client variate �
 4. x ← mean of y; c ← c + |S|/N · mean(c_i⁺ − c_i), over the cohort S of N clients.   (lines 16–17)
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hardy.core.messages import Updates
 from hardy.core.method import Method
+from hardy.core.protocols import Aggregator, Norm, Objective, Optimiser, Outcome, RoundContext, Setting
 from hardy.core.tensors import Tensors, expand_trailing
-from hardy.parts.aggregators.base import Aggregator, RoundContext, by_role, mean
-from hardy.parts.norms import Norm, batch
-from hardy.parts.objectives import Objective, Outcome, Shape, Wrapper, cross_entropy
+from hardy.errors import HardyError
+from hardy.parts.aggregators.base import by_role, mean
+from hardy.parts.norms import batch
+from hardy.parts.objectives import cross_entropy
+from hardy.parts.optimisers import SGD, chain, sgd
 from hardy.registry import part
 
 
-@part("objective")
+@part("optimiser")
 @dataclass(frozen=True, kw_only=True)
-class Controlled(Wrapper):
-    """Steps along g − c_i + c on the shared weights. c is shared as `c.<weight>`, c_i private as `c_i.<weight>`."""
+class Control(Optimiser):
+    """Turns g into g − c_i + c on the shared weights. c is shared as `c.<weight>`, c_i private as `c_i.<weight>`."""
 
-    inner: Objective = cross_entropy()
+    @property
+    def kept(self) -> bool:
+        return True
+
+    def check(self, method: Method, setting: Setting) -> None:
+        if not isinstance(last := method.optimiser.links[-1], SGD):
+            raise HardyError(
+                f"control takes (x − y)/(Kη) for a mean gradient, which it is with sgd only, and the step is "
+                f"{type(last).__name__!r}. Usual fix: optimiser sgd."
+            )
+
+    def init(self, trained: Tensors, shared: Collection[str]) -> Tensors:
+        return {f"c_i.{n}": torch.zeros_like(w) for n, w in trained.items() if n in shared}
 
     def shared(self, trained: Tensors) -> Tensors:
-        return {**self.inner.shared(trained), **{f"c.{n}": torch.zeros_like(w) for n, w in trained.items()}}
+        return {f"c.{n}": torch.zeros_like(w) for n, w in trained.items()}
 
-    def private(self, trained: Tensors, shape: Shape) -> Tensors:
-        return {
-            **self.inner.private(trained, shape),
-            **{f"c_i.{n}": torch.zeros_like(w) for n, w in trained.items()},
-        }
-
-    def correct(self, gradient: Tensors, private: Tensors, received: Tensors) -> tuple[Tensors, Tensors]:
-        gradient, private = self.inner.correct(gradient, private, received)
-        drift = {n: received[f"c.{n}"] - private[f"c_i.{n}"] for n in gradient if f"c_i.{n}" in private}
-        return {n: g + drift[n] if n in drift else g for n, g in gradient.items()}, private
+    def update(
+        self, gradient: Tensors, state: Tensors, params: Tensors, received: Tensors, rate: Tensor, key: Tensor
+    ) -> tuple[Tensors, Tensors]:
+        drift = {n: received[f"c.{n}"] - state[f"c_i.{n}"] for n in gradient if f"c_i.{n}" in state}
+        return {n: g + drift[n] if n in drift else g for n, g in gradient.items()}, state
 
     def finish(self, outcome: Outcome) -> tuple[Tensors, Tensors]:
-        private, sent = self.inner.finish(outcome)
         length = outcome.steps * outcome.rate
         scale = torch.where(length > 0, 1 / length, 0)  # at rate 0 nothing moves
-        private, sent = dict(private), dict(sent)
-        for n in (name.removeprefix("c_i.") for name in outcome.private if name.startswith("c_i.")):
-            c, c_i = outcome.received[f"c.{n}"], private[f"c_i.{n}"]
-            private[f"c_i.{n}"] = c_i - c + (outcome.start[n] - outcome.end[n]) * expand_trailing(scale, outcome.end[n])
-            sent[f"c.{n}"] = c + private[f"c_i.{n}"] - c_i
-        return private, sent
+        state, sent = dict(outcome.state), dict[str, Tensor]()
+        for n in (name.removeprefix("c_i.") for name in outcome.state if name.startswith("c_i.")):
+            c, c_i = outcome.received[f"c.{n}"], outcome.state[f"c_i.{n}"]
+            state[f"c_i.{n}"] = c_i - c + (outcome.start[n] - outcome.end[n]) * expand_trailing(scale, outcome.end[n])
+            sent[f"c.{n}"] = c + state[f"c_i.{n}"] - c_i
+        return state, sent
 
 
 @part("aggregator")
@@ -72,18 +83,19 @@ class ControlMean(Aggregator):
         return {n: c + (folded[n] / context.clients if folded else 0) for n, c in context.shared.items()}, memory
 
 
-control_mean, controlled = ControlMean, Controlled
+control, control_mean = Control, ControlMean
 
 
 @part("method")
-def scaffold(*, norm: Norm = batch(), objective: Objective = cross_entropy()) -> Method:
+def scaffold(*, norm: Norm = batch(), objective: Objective = cross_entropy(), optimiser: Optimiser = sgd()) -> Method:
     """FedAvg with control variates (option II, server rate 1)."""
     return Method(
         name="scaffold",
         norm=norm,
-        objective=controlled(inner=objective),
+        objective=objective,
+        optimiser=chain(control(), optimiser),
         aggregator=by_role(default=mean(weigh="uniform"), control=control_mean()),
     )
 
 
-__all__ = ["control_mean", "controlled", "scaffold"]
+__all__ = ["control", "control_mean", "scaffold"]

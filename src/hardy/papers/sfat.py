@@ -21,14 +21,16 @@ from hardy.attacks.gradient import pgd
 from hardy.core import tensors
 from hardy.core.messages import Updates
 from hardy.core.method import Method
+from hardy.core.protocols import Norm, Objective, Optimiser, RoundContext
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
+from hardy.papers.fat import where_affordable
 from hardy.papers.fedavg import proximal
-from hardy.papers.scaffold import control_mean, controlled
+from hardy.papers.scaffold import control, control_mean
 from hardy.parts.adversarial import adversarial
-from hardy.parts.aggregators.base import RoundContext, Stage, by_role, chain, mean, uniform
-from hardy.parts.norms import Norm, batch
-from hardy.parts.objectives import Objective
+from hardy.parts.aggregators.base import Stage, by_role, mean, pipeline, uniform
+from hardy.parts.norms import batch
+from hardy.parts.optimisers import chain, sgd
 from hardy.registry import part
 
 
@@ -45,8 +47,9 @@ class Slack(Stage):
     """choose the largest losses (Re-SFAT in Figure 4)"""
     by_size: bool = True
     """sort N_k L_k, as in the paper; false: L_k, as in the authors' code"""
-    kind: str | None = None
-    """choose among clients of this kind (AT) and those without one"""
+    kind: str | None = "AT"
+    """choose among clients of this kind and those without one, since the loss of a client that is not attacked says
+    nothing; absent: among all"""
     start: int = 1
     """first round with slack; the authors' code has 2"""
     anneal: int | None = None
@@ -137,16 +140,22 @@ class Slack(Stage):
 
 
 slack = Slack
-_ATTACKED = adversarial(attack=pgd(steps=10), mix=1.0)
+_ATTACKED = where_affordable(adversarial(attack=pgd(steps=10), mix=1.0))
 
 
 @part("method")
 def sfat(
-    *, slack: Slack = slack(), norms: bool = False, norm: Norm = batch(), objective: Objective = _ATTACKED
+    *,
+    slack: Slack = slack(),
+    norms: bool = False,
+    norm: Norm = batch(),
+    objective: Objective = _ATTACKED,
+    optimiser: Optimiser = sgd(),
 ) -> Method:
     """FedAvg of adversarially trained clients with slack on the weights; norms: on the norm layers too."""
-    rule = chain(stages=(slack,))
-    return Method(name="sfat", norm=norm, objective=objective, aggregator=rule if norms else by_role(weight=rule))
+    rule = pipeline(pre=(slack,))
+    aggregator = rule if norms else by_role(weight=rule)
+    return Method(name="sfat", norm=norm, objective=objective, optimiser=optimiser, aggregator=aggregator)
 
 
 @part("method")
@@ -157,21 +166,29 @@ def sfat_prox(
     norms: bool = False,
     norm: Norm = batch(),
     objective: Objective = _ATTACKED,
+    optimiser: Optimiser = sgd(),
 ) -> Method:
     """SFAT on FedProx; strength is μ."""
     pulled = proximal(inner=objective, strength=strength)
-    return sfat(slack=slack, norms=norms, norm=norm, objective=pulled).replace(name="sfat_prox")
+    made = sfat(slack=slack, norms=norms, norm=norm, objective=pulled, optimiser=optimiser)
+    return made.replace(name="sfat_prox")
 
 
 @part("method")
 def sfat_scaffold(
-    *, slack: Slack = slack(), norms: bool = False, norm: Norm = batch(), objective: Objective = _ATTACKED
+    *,
+    slack: Slack = slack(),
+    norms: bool = False,
+    norm: Norm = batch(),
+    objective: Objective = _ATTACKED,
+    optimiser: Optimiser = sgd(),
 ) -> Method:
     """SFAT on SCAFFOLD, whose mean counts every client the same before the slack; variates have none."""
-    rule = chain(stages=(uniform(), slack))
+    rule = pipeline(pre=(uniform(), slack))
     plain = rule if norms else mean(weigh="uniform")
     aggregator = by_role(weight=rule, default=plain, control=control_mean())
-    return Method(name="sfat_scaffold", norm=norm, objective=controlled(inner=objective), aggregator=aggregator)
+    steps = chain(control(), optimiser)
+    return Method(name="sfat_scaffold", norm=norm, objective=objective, optimiser=steps, aggregator=aggregator)
 
 
 __all__ = ["sfat", "sfat_prox", "sfat_scaffold", "slack"]

@@ -22,17 +22,20 @@ from math import sqrt
 import torch
 from torch import nn
 
-from hardy.attacks.gradient import Attack, pgd
+from hardy.attacks.base import Attack
+from hardy.attacks.gradient import pgd
 from hardy.core import random
-from hardy.core.federation import Client
+from hardy.core.federation import Client, affordable
 from hardy.core.layers import BatchNorm
 from hardy.core.messages import Slot
 from hardy.core.method import Method
+from hardy.core.protocols import Fact, Norm, Objective, Optimiser, Setting
 from hardy.errors import HardyError
 from hardy.parts.adversarial import adversarial
-from hardy.parts.budgets import Mixed, affordable
-from hardy.parts.norms import Norm, batch, dual
-from hardy.parts.objectives import Objective, cross_entropy
+from hardy.parts.budgets import Mixed
+from hardy.parts.norms import batch, dual
+from hardy.parts.objectives import cross_entropy
+from hardy.parts.optimisers import sgd
 from hardy.registry import part
 
 
@@ -42,11 +45,12 @@ class Queue(Mixed):
     """Each client trains as many bases as fit into its capacity; a shuffled queue gives every base to every client."""
 
     width: float = 0.125
-    """r of the bases; `model.width` must be the same"""
+    """r of the bases; the model is built so wide"""
     rescale_init: bool = True
     """draw the bases with the variance of the ×1 network's layers instead of their own"""
     rescale_layer: bool = False
-    """multiply what enters a norm by 1/r in training, and only there; poisonous for tracked statistics"""
+    """multiply what enters a norm by 1/r wherever the batch's own statistics are used: in training, and at test with
+    inference_statistics = batch; poisonous for tracked statistics"""
     sort: bool = False
     """serve the bases in the order of their validation accuracy"""
 
@@ -63,15 +67,19 @@ class Queue(Mixed):
         return self.width
 
     @property
-    def sorted(self) -> bool:
+    def best_first(self) -> bool:
         return self.sort
 
-    def check(self, clients: Sequence[Client]) -> None:
-        for number, client in enumerate(clients):
+    @property
+    def consumes(self) -> frozenset[Fact]:
+        return frozenset({"capacity"})
+
+    def check(self, method: Method, setting: Setting) -> None:
+        for number, client in enumerate(setting.clients):
             if not affordable(client.capacity, self.width):
                 raise HardyError(
                     f"client {number} can train a width of {client.capacity:g}, below the {self.width:g} of a base. Take "
-                    "narrower bases (method.width and model.width), or raise its capacity (data.capacity)."
+                    "narrower bases (method.width), or raise its capacity (data.capacity)."
                 )
 
     def networks(self, build: Callable[[], nn.Module]) -> list[nn.Module]:
@@ -84,14 +92,14 @@ class Queue(Mixed):
                     module.gain = 1 / self.width
         return bases
 
-    def assign(self, round: int, cohort: Sequence[int], clients: Sequence[Client], seed: int) -> list[Slot]:
+    def assign(self, round_number: int, cohort: Sequence[int], clients: Sequence[Client], seed: int) -> list[Slot]:
         slots = []
-        for position, client in enumerate(cohort, round * len(cohort)):
+        for position, client in enumerate(cohort, round_number * len(cohort)):
             shuffle, p = divmod(position, self.bases)
             first = random.stream(seed, "queue", shuffle).permutation(self.bases)[p]
             others = [base for base in range(self.bases) if base != first]
             more = affordable(clients[client].capacity, self.width) - 1
-            drawn = random.stream(seed, round, client, "bases").permutation(others)[:more]
+            drawn = random.stream(seed, round_number, client, "bases").permutation(others)[:more]
             slots += [Slot(client, int(base)) for base in (first, *drawn)]
         return slots
 
@@ -117,13 +125,15 @@ def split_mix(
     sort: bool = False,
     norm: Norm = batch(),
     objective: Objective = cross_entropy(),
+    optimiser: Optimiser = sgd(),
 ) -> Method:
     """Independent narrow bases, trained within the clients' capacities and mixed to any width; width is r.
 
-    norm: batch = tracked, batch with serving = batch or post = batch or post average, local = locally tracked.
+    norm: batch = tracked; with inference_statistics = batch or recomputed, batch or post average; local = locally
+    tracked.
     """
     budget = queue(width=width, rescale_init=rescale_init, rescale_layer=rescale_layer, sort=sort)
-    return Method(name="split_mix", norm=norm, objective=objective, budget=budget)
+    return Method(name="split_mix", norm=norm, objective=objective, optimiser=optimiser, budget=budget)
 
 
 @part("method")
@@ -134,7 +144,8 @@ def split_mix_dat(
     sort: bool = False,
     attack: Attack = pgd(),
     mix: float = 0.5,
-    norm: Norm = dual(dual_affine=True),
+    norm: Norm = dual(dual_affine=True, serves="clean"),
+    optimiser: Optimiser = sgd(),
 ) -> Method:
     """Split-Mix whose bases learn clean and attacked images behind dual norms: robustness too is chosen afterwards.
     width is r, mix λ_n; every base is attacked on its own."""
@@ -142,6 +153,7 @@ def split_mix_dat(
         name="split_mix_dat",
         norm=norm,
         objective=adversarial(attack=attack, mix=mix, branch="adversarial"),
+        optimiser=optimiser,
         budget=queue(width=width, rescale_init=rescale_init, sort=sort),
     )
 

@@ -1,6 +1,17 @@
 """Parts that several papers share. Importing the package registers them."""
 
-from hardy.parts import adversarial, budgets, compression, norms, objectives
-from hardy.parts.aggregators import base, robust, stages
+from hardy.parts import adversarial, budgets, compression, norms, objectives, optimisers
+from hardy.parts.aggregators import base, robust, server_updates, stages
 
-__all__ = ["adversarial", "base", "budgets", "compression", "norms", "objectives", "robust", "stages"]
+__all__ = [
+    "adversarial",
+    "base",
+    "budgets",
+    "compression",
+    "norms",
+    "objectives",
+    "optimisers",
+    "robust",
+    "server_updates",
+    "stages",
+]

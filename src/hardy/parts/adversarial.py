@@ -5,20 +5,21 @@ no dropout. The passes that are learnt from use batch statistics, clean images i
 `branch` (the same one for a single BatchNorm, `adversarial` for a dual one), and move the running statistics there.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hardy.attacks.gradient import Attack, pgd
+from hardy.attacks.base import Attack
+from hardy.attacks.gradient import pgd
 from hardy.core import random
 from hardy.core.layers import Call
 from hardy.core.net import Net
-from hardy.core.tensors import Tensors
+from hardy.core.protocols import Batch, Fact, Objective
+from hardy.core.tensors import ImageShape, Tensors
 from hardy.errors import HardyError
-from hardy.parts.objectives import Batch, Objective, Shape
 from hardy.registry import part
 
 
@@ -32,10 +33,6 @@ class _Attacking(Objective):
     @property
     def branches(self) -> frozenset[str]:
         return frozenset({"clean", self.branch})
-
-    @property
-    def passes(self) -> int:
-        return self.attack.passes + 2
 
     def craft(self, net: Net, batch: Batch, key: Tensor) -> Tensor:
         return self.attack.perturb(partial(net, branch=self.branch), batch.x, batch.y, random.fold(key, "attack"))
@@ -62,10 +59,6 @@ class Adversarial(_Attacking):
     def __post_init__(self) -> None:
         if not 0 < self.mix <= 1:
             raise HardyError(f"mix of adversarial training is {self.mix}; it must be in (0, 1].")
-
-    @property
-    def passes(self) -> int:
-        return self.attack.passes + (2 if self.mix < 1 else 1)
 
     def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
         if self.mix == 1:
@@ -120,13 +113,11 @@ class Free(Objective):
     """
 
     epsilon: float = 8 / 255
-    batch: int = 32
-    """the largest batch, to size the change; training.batch"""
     branch: str = "clean"
 
     def __post_init__(self) -> None:
-        if not self.epsilon >= 0 or self.batch < 1:
-            raise HardyError(f"free takes epsilon >= 0 and batch >= 1; it got {self.epsilon} and {self.batch}.")
+        if not self.epsilon >= 0:
+            raise HardyError(f"epsilon of free adversarial training is {self.epsilon}; it must be 0 or more.")
 
     @property
     def branches(self) -> frozenset[str]:
@@ -136,13 +127,11 @@ class Free(Objective):
     def has_adversary(self) -> bool:
         return True
 
-    def private(self, trained: Tensors, shape: Shape) -> Tensors:
-        return {"free.change": torch.zeros(self.batch, *shape)}
+    def private(self, shape: ImageShape, batch: int) -> Tensors:
+        return {"free.change": torch.zeros(batch, *shape)}
 
     def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
         change = private["free.change"]
-        if len(batch.x) > len(change):
-            raise HardyError(f"free.batch is {len(change)}, but a batch holds {len(batch.x)} images; raise free.batch.")
         x = (batch.x + change[: len(batch.x)]).clamp(0.0, 1.0)
         return F.cross_entropy(net(x, branch=self.branch, statistics="batch", key=key), batch.y)
 
@@ -163,14 +152,22 @@ class ByKind(Objective):
     def branches(self) -> frozenset[str]:
         return self.AT.branches | self.ST.branches
 
-    def of(self, kind: str, round: int = 0) -> Objective:
-        return (self.ST if kind == "ST" else self.AT).of(kind, round)
+    @property
+    def has_adversary(self) -> bool:
+        return self.AT.has_adversary or self.ST.has_adversary
 
-    def shared(self, trained: Tensors) -> Tensors:
-        return {**self.ST.shared(trained), **self.AT.shared(trained)}
+    @property
+    def consumes(self) -> frozenset[Fact]:
+        return frozenset({"kind"})
 
-    def private(self, trained: Tensors, shape: Shape) -> Tensors:
-        return {**self.ST.private(trained, shape), **self.AT.private(trained, shape)}
+    def for_client(self, kind: str, round_number: int) -> Objective:
+        return (self.ST if kind == "ST" else self.AT).for_client(kind, round_number)
+
+    def alone(self) -> Objective:
+        return replace(self, AT=self.AT.alone(), ST=self.ST.alone())
+
+    def private(self, shape: ImageShape, batch: int) -> Tensors:
+        return {**self.ST.private(shape, batch), **self.AT.private(shape, batch)}
 
 
 adversarial, by_kind, free, mart, trades = Adversarial, ByKind, Free, Mart, Trades

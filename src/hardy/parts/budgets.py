@@ -4,76 +4,20 @@ A client's capacity R, a share of the ×1 network's width, is part of its profil
 budget turns the cohort into slots within these capacities.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
-from torch import nn
-
-from hardy.core import random, tensors
-from hardy.core.federation import Client, Federation
-from hardy.core.messages import Slot
+from hardy.core import tensors
+from hardy.core.federation import affordable
+from hardy.core.protocols import Budget, Submodels
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
-from hardy.registry import kind, part
-
-_HAIR = 1e-9
-"""0.3 / 0.1 is a hair below 3"""
-
-
-@kind("budget")
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """The part that turns a cohort into slots, and base networks into the network served at a width."""
-
-    @property
-    def bases(self) -> int:
-        """How many base networks the server holds."""
-        return 1
-
-    @property
-    def base_width(self) -> float | None:
-        """The width `model.width` must have; None: any."""
-        return None
-
-    @property
-    def widths(self) -> tuple[float, ...]:
-        """The widths that can be served, the widest last."""
-        return (1.0,)
-
-    @property
-    def sorted(self) -> bool:
-        """Whether the bases are served in the order of their validation accuracy, the best first."""
-        return False
-
-    def check(self, clients: Sequence[Client]) -> None:
-        """Refuses clients it has no work for."""
-
-    def networks(self, build: Callable[[], nn.Module]) -> list[nn.Module]:
-        """The base networks as they are first built, each with random values of its own."""
-        return [build() for _ in range(self.bases)]
-
-    def assign(self, round: int, cohort: Sequence[int], clients: Sequence[Client], seed: int) -> list[Slot]:
-        """The slots of a round: a pure function of its arguments, so that a resumed run goes on with the same."""
-        raise NotImplementedError
-
-    def serve(self, held: Tensors, width: float) -> list[Tensors]:
-        """The networks whose mean answers at a width, out of the tensors of all bases, [B, ...]."""
-        if width != 1:
-            raise HardyError(
-                f"width {width} cannot be served: this run trained one network, so it must be 1. Methods split_mix, "
-                "heterofl and fed_ensemble train several widths at once."
-            )
-        return [tensors.gather(held, 0)]
+from hardy.registry import part
 
 
 @part("budget")
 @dataclass(frozen=True, kw_only=True)
 class Full(Budget):
     """Every client trains the whole network."""
-
-    def assign(self, round: int, cohort: Sequence[int], clients: Sequence[Client], seed: int) -> list[Slot]:
-        return [Slot(client) for client in cohort]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +37,8 @@ class Mixed(Budget):
     def widths(self) -> tuple[float, ...]:
         return tuple(min(1.0, round(count * self.unit, 9)) for count in range(1, self.bases + 1))
 
-    def serve(self, held: Tensors, width: float) -> list[Tensors]:
-        if not self.unit - _HAIR <= width <= 1:
+    def serve(self, held: Tensors, width: float, submodels: Submodels | None = None) -> list[Tensors]:
+        if not self.unit - 1e-9 <= width <= 1:
             raise HardyError(
                 f"width {width} is outside the trained range: the bases are ×{self.unit:g}, so it must be in "
                 f"[{self.unit:g}, 1]."
@@ -102,103 +46,5 @@ class Mixed(Budget):
         return [tensors.gather(held, base) for base in range(affordable(width, self.unit))]
 
 
-def affordable(capacity: float, unit: float) -> int:
-    """⌊R/r⌋: how many bases of a width fit into another."""
-    return int(capacity / unit + _HAIR)
-
-
-@kind("capacity")
-@dataclass(frozen=True, kw_only=True)
-class Capacity:
-    """The part that deals out the clients' capacities R, shares of the ×1 network's width."""
-
-    shuffled: bool = True
-    """by lot; false: in the order of the clients, the poorest first, which ties capacity to domain (Split-Mix's way)"""
-
-    def deal(self, clients: int, rng: np.random.Generator) -> list[float]:
-        """A capacity for each client, ascending."""
-        raise NotImplementedError
-
-
-@part("capacity")
-@dataclass(frozen=True, kw_only=True)
-class Groups(Capacity):
-    """Groups of equal size, a width each."""
-
-    widths: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if not self.widths or not all(0 < width <= 1 for width in self.widths):
-            raise HardyError(f"capacity widths are {list(self.widths)}; each must be in (0, 1], and there must be one.")
-
-    def deal(self, clients: int, rng: np.random.Generator) -> list[float]:
-        return [sorted(self.widths)[len(self.widths) * client // clients] for client in range(clients)]
-
-
-@part("capacity")
-@dataclass(frozen=True, kw_only=True)
-class LogNormal(Capacity):
-    """Log-normal capacities, rounded down to bins and kept within [bin, 1]."""
-
-    deviation: float = 0.5
-    """of log R"""
-    median: float = 0.4
-    bin: float = 0.125
-
-    def __post_init__(self) -> None:
-        if not (self.deviation >= 0 and self.median > 0 and 0 < self.bin <= 1):
-            raise HardyError(
-                f"log_normal takes deviation >= 0, median > 0 and bin in (0, 1]; it got {self.deviation}, "
-                f"{self.median} and {self.bin}."
-            )
-
-    def deal(self, clients: int, rng: np.random.Generator) -> list[float]:
-        drawn = np.sort(rng.lognormal(np.log(self.median), self.deviation, clients))
-        counts = np.floor(drawn / self.bin + _HAIR).clip(1, affordable(1.0, self.bin))
-        return [float(count * self.bin) for count in counts]
-
-
-groups, log_normal = Groups, LogNormal
-
-
-@part("capacity")
-def exponential(*, factor: float = 2.0, levels: int = 4, shuffled: bool = True) -> Groups:
-    """1, 1/f, 1/f², ... in groups of equal size (Split-Mix: 1, 1/2, 1/4, 1/8)."""
-    if not (factor > 1 and levels >= 1):
-        raise HardyError(f"exponential takes factor > 1 and levels >= 1; it got {factor} and {levels}.")
-    return groups(widths=tuple(factor**-level for level in range(levels)), shuffled=shuffled)
-
-
-@part("capacity")
-def steps(*, step: float = 0.25, shuffled: bool = True) -> Groups:
-    """s, 2s, 3s, ... up to 1, in groups of equal size."""
-    if not 0 < step <= 1:
-        raise HardyError(f"capacity steps of {step}; a step must be in (0, 1].")
-    return groups(
-        widths=tuple(min(1.0, count * step) for count in range(1, affordable(1.0, step) + 1)), shuffled=shuffled
-    )
-
-
-def with_capacity(federation: Federation, capacity: Capacity, seed: int) -> Federation:
-    """The same clients with capacities dealt to them."""
-    rng = random.stream(seed, "capacity")
-    dealt = capacity.deal(len(federation.clients), rng)
-    if capacity.shuffled:
-        dealt = [dealt[at] for at in rng.permutation(len(dealt))]
-    clients = (replace(client, capacity=own) for client, own in zip(federation.clients, dealt, strict=True))
-    return replace(federation, clients=tuple(clients))
-
-
 full = Full
-__all__ = [
-    "Budget",
-    "Capacity",
-    "Mixed",
-    "affordable",
-    "exponential",
-    "full",
-    "groups",
-    "log_normal",
-    "steps",
-    "with_capacity",
-]
+__all__ = ["Budget", "Mixed", "full"]

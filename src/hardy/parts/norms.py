@@ -2,80 +2,33 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hardy.core.federation import Client
 from hardy.core.layers import BatchNorm, Statistics
 from hardy.core.partition import Placement, Role, Tag
+from hardy.core.protocols import Aggregator, InferenceStatistics, Norm
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
-from hardy.parts.aggregators.base import Aggregator
-from hardy.registry import kind, part
-
-Serving = Literal["running", "batch", "post"]
+from hardy.registry import part
 
 
-@kind("norm")
+@part("norm", name="batch")
 @dataclass(frozen=True, kw_only=True)
-class Norm:
-    """The part that owns the tensors of the normalisation layers."""
-
-    keeps: ClassVar[type[Statistics]] = Statistics
-
-    @property
-    def branches(self) -> frozenset[str] | None:
-        """The branches of statistics a layer has; None: it keeps none, and any branch will do."""
-        return frozenset({"clean"})
-
-    def layer(self, features: int) -> nn.Module:
-        raise NotImplementedError
-
-    def statistics_of(self, features: int, *, affine: bool) -> Statistics:
-        """What a layer keeps for a branch of this norm."""
-        raise NotImplementedError
-
-    def placement(self, tag: Tag) -> Placement:
-        """Where a tensor of a norm layer lives."""
-        return Placement.SHARED
-
-    def frozen(self, round: int) -> bool:
-        """Whether clients of this round train on running statistics, and leave them."""
-        return False
-
-    def statistics_rule(self, branch: str, rule: Aggregator) -> Aggregator:
-        """How shared statistics of a branch are aggregated, where the method has this rule for them."""
-        return rule
-
-    @property
-    def serving(self) -> Serving:
-        """Which statistics a client is served with."""
-        return "running"
-
-    @property
-    def reads(self) -> frozenset[str]:
-        """The other branches whose statistics `exchange` looks at, so that they must not stay private."""
-        return frozenset()
-
-    def exchange(self, reported: Tensors, tags: Mapping[str, Tag], clients: Sequence[Client]) -> Tensors:
-        """What the server does to reported statistics between rounds, [C, B, ...]. It is shown those of all branches;
-        what it returns for a branch that is not its own is left aside."""
-        return reported
-
-
-@part("norm")
-@dataclass(frozen=True, kw_only=True)
-class Batch(Norm):
+class BatchNormalisation(Norm):
     """BatchNorm as FedAvg has it: batch statistics in training, affine and running statistics averaged."""
 
     momentum: float = 0.1
     """share of the new batch in the running statistics"""
     noise: float = 0.0
     """deviation σ of Gaussian noise on every update of the running statistics, before anybody else sees them"""
-    serving: Serving = "running"
+    inference_statistics: InferenceStatistics = "running"
     """statistics a client is served with: running = tracked in training, batch = of its test rows together (figures
-    then depend on how they are cut), post = of its training rows, measured after training (HeteroFL's static BN)"""
+    then depend on how they are cut), recomputed = of its training rows, measured after training (HeteroFL's static
+    BN)"""
 
     def statistics_of(self, features: int, *, affine: bool) -> Statistics:
         return self.keeps(features, affine=affine, momentum=self.momentum, noise=self.noise)
@@ -93,10 +46,13 @@ class Dual(Norm):
     when the statistics stand still.
     """
 
-    clean: Norm = Batch()
-    adversarial: Norm = Batch()
+    clean: Norm = BatchNormalisation()
+    adversarial: Norm = BatchNormalisation()
     dual_affine: bool = False
     """an affine for each branch, as Split-Mix has it"""
+    serves: Literal["clean", "adversarial"] = "adversarial"
+    """the branch that predictions are made with, unless an evaluation asks for another: who classifies an image does
+    not know whether it was attacked"""
 
     def __post_init__(self) -> None:
         for norm in (self.clean, self.adversarial):
@@ -105,9 +61,10 @@ class Dual(Norm):
                     f"a branch of norm dual is {type(norm).__name__!r}, not a norm with one set of statistics. Take "
                     "batch, local, federated or propagated."
                 )
-            if norm.serving != "running":
+            if norm.inference_statistics != "running":
                 raise HardyError(
-                    f"norm dual mixes tracked statistics, but a branch has serving = {norm.serving!r}; take running."
+                    "norm dual mixes tracked statistics, but a branch has inference_statistics = "
+                    f"{norm.inference_statistics!r}; take running."
                 )
         statistics = Tag(Role.NORM_MEAN, branch="clean")
         if "clean" in self.adversarial.reads and self.clean.placement(statistics) is Placement.PRIVATE:
@@ -120,19 +77,23 @@ class Dual(Norm):
     def branches(self) -> frozenset[str]:
         return frozenset({"clean", "adversarial"})
 
+    @property
+    def serving_branch(self) -> str:
+        return self.serves
+
     def layer(self, features: int) -> nn.Module:
-        return BatchNorm(features, branches=self.kept, dual_affine=self.dual_affine)
+        return BatchNorm(features, branches=self.statistics_by_branch, dual_affine=self.dual_affine)
 
     @property
-    def kept(self) -> dict[str, Callable[..., Statistics]]:
+    def statistics_by_branch(self) -> dict[str, Callable[..., Statistics]]:
         """What a layer keeps for each branch."""
         return {"clean": self.clean.statistics_of, "adversarial": self.adversarial.statistics_of}
 
     def placement(self, tag: Tag) -> Placement:
         return (self.adversarial if tag.branch == "adversarial" else self.clean).placement(tag)
 
-    def frozen(self, round: int) -> bool:
-        return self.clean.frozen(round)
+    def frozen(self, round_number: int) -> bool:
+        return self.clean.frozen(round_number)
 
     def statistics_rule(self, branch: str, rule: Aggregator) -> Aggregator:
         return (self.adversarial if branch == "adversarial" else self.clean).statistics_rule(branch, rule)
@@ -164,13 +125,25 @@ class Group(_Plain):
         return nn.GroupNorm(max(g for g in range(1, self.groups + 1) if features % g == 0), features)
 
 
+class TokenOrImageLayerNorm(nn.GroupNorm):
+    """GroupNorm of one group on [N, C] and [N, C, H, W], LayerNorm on tokens [N, T, C]."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__(1, features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() == 3:
+            return F.layer_norm(x, (self.num_channels,), self.weight, self.bias, self.eps)
+        return super().forward(x)
+
+
 @part("norm")
 @dataclass(frozen=True, kw_only=True)
 class Layer(_Plain):
-    """LayerNorm over all of a sample's features."""
+    """LayerNorm: over all of an image's features [N, C, H, W], or over the last axis of tokens [N, T, C]."""
 
     def layer(self, features: int) -> nn.Module:
-        return nn.GroupNorm(1, features)
+        return TokenOrImageLayerNorm(features)
 
 
 @part("norm")
@@ -182,5 +155,5 @@ class Absent(_Plain):
         return nn.Identity()
 
 
-absent, batch, dual, group, layer = Absent, Batch, Dual, Group, Layer
-__all__ = ["Norm", "absent", "batch", "dual", "group", "layer"]
+absent, batch, dual, group, layer = Absent, BatchNormalisation, Dual, Group, Layer
+__all__ = ["absent", "batch", "dual", "group", "layer"]

@@ -12,7 +12,7 @@ from hardy.attacks.threats import Threat
 from hardy.config import Experiment
 from hardy.core.federation import Federation
 from hardy.core.files import disk
-from hardy.core.method import Method, Model
+from hardy.core.method import BuildModel, Method
 from hardy.data.dataset import Dataset
 from hardy.errors import HardyError
 from hardy.runs import folder as folders
@@ -28,7 +28,7 @@ def fit(
     experiment: Experiment,
     *,
     method: Method | None = None,
-    model: Model | None = None,
+    model: BuildModel | None = None,
     data: Federation | Dataset | None = None,
     out: Path | str | None = None,
     data_folder: Path | str | None = None,
@@ -64,7 +64,7 @@ def resume(
     folder: Path | str,
     *,
     method: Method | None = None,
-    model: Model | None = None,
+    model: BuildModel | None = None,
     data: Federation | Dataset | None = None,
     data_folder: Path | str | None = None,
     quiet: bool = False,
@@ -84,7 +84,7 @@ def load(
     folder: Path | str,
     *,
     method: Method | None = None,
-    model: Model | None = None,
+    model: BuildModel | None = None,
     data: Federation | Dataset | None = None,
     data_folder: Path | str | None = None,
     best: bool = False,
@@ -125,7 +125,7 @@ def evaluate(
 def _reopen(
     folder: Path,
     method: Method | None,
-    model: Model | None,
+    model: BuildModel | None,
     data: Federation | Dataset | None,
     data_folder: Path | str | None,
     remark: Any,

@@ -5,47 +5,68 @@ from math import prod
 from typing import Any
 
 import numpy as np
+import torch
 
 from hardy.core import tensors
-from hardy.models.count import macs
-from hardy.parts.objectives import Objective
+from hardy.core.method import Plan
+from hardy.core.net import Net
+from hardy.core.protocols import Batch, Objective
+from hardy.core.tensors import ImageShape, Tensors
+from hardy.models.count import MacCounter
 from hardy.runs.run import Run
 
-
-def forward_macs(run: Run, objective: Objective) -> int:
-    """Multiply-accumulates of one image's way through the networks that a pass of this objective runs."""
-    if objective not in run.counted:
-        plan, shape = run.engine.plan, run.engine.data.shape
-        whole = {n: own for n, own in tensors.shapes(plan.start).items() if n in plan.model_names}
-        run.counted[objective] = sum(macs(plan.model, shape, corner) for corner in objective.nets(whole))
-    return run.counted[objective]
+_IMAGES = 12
+"""of the batch that is counted; a loss may split it"""
 
 
-def macs_of_a_round(run: Run, round: int) -> dict[int, int]:
-    """Client -> multiply-accumulates of its round: forward and twice that backward, for every pass of every slot."""
+def image_macs(plan: Plan, objective: Objective, shape: ImageShape) -> int:
+    """Multiply-accumulates that one image takes in a training step: all products of the forward and backward passes
+    that this objective makes, attacks included, counted by running the step on tensors without data."""
+
+    def empty(values: Tensors) -> Tensors:
+        return tensors.apply(lambda t: t.to("meta", torch.float32 if t.is_floating_point() else None), values)
+
+    model = plan.model
+    constants = {n: t for n, t in model.named_buffers() if n not in plan.tags}
+    start = empty({**plan.start, **constants})
+    net = Net(model, tensors.select(start, plan.trained), tensors.select(start, [*plan.buffers, *constants]))
+    batch = Batch(torch.empty(_IMAGES, *shape, device="meta"), torch.empty(_IMAGES, dtype=torch.int64, device="meta"))
+    private, key = empty(objective.private(shape, _IMAGES)), torch.empty((), dtype=torch.int64, device="meta")
+    with MacCounter() as counter:
+        objective.gradient(objective, net, private, batch, key, start)
+    return counter.total // _IMAGES
+
+
+def macs_of_a_round(run: Run, round_number: int) -> dict[int, int]:
+    """Client -> multiply-accumulates of its round."""
     engine, spent = run.engine, defaultdict[int, int](int)
-    for slot in run.server.ask(round)[2]:
-        objective = engine.plan.objective(engine.data.clients[slot.client], round)
-        examples = engine.training.examples(len(engine.train_rows[slot.client]), round)
-        spent[slot.client] += 3 * examples * objective.passes * forward_macs(run, objective)
+    for slot in run.server.ask(round_number).slots:
+        objective = engine.plan.objective(engine.data.clients[slot.client], round_number)
+        if objective not in run.counted:
+            run.counted[objective] = image_macs(engine.plan, objective, engine.data.shape)
+        examples = engine.training.examples(len(engine.train_rows[slot.client]), round_number)
+        spent[slot.client] += examples * run.counted[objective]
     return spent
 
 
-def training(run: Run) -> dict[str, Any]:
+def training_costs(run: Run) -> dict[str, Any]:
     """What a round cost each client on average, and the share of all parameters that a domain's clients ever trained
     (Split-Mix, Fig. 5 and 6)."""
     plan, clients, rounds = run.engine.plan, run.engine.data.clients, run.state.round
     whole = {n: shape for n, shape in tensors.shapes(plan.start).items() if plan.tags[n].trained}
-    held = [sum(map(prod, plan.objective(client, 0).corner(whole).values())) for client in clients]
+    held = [
+        sum(prod((plan.submodels.shapes(client.capacity) if plan.submodels else whole)[n]) for n in whole)
+        for client in clients
+    ]
     total = plan.method.budget.bases * sum(map(prod, whole.values()))
     spent, sent = np.zeros(len(clients)), np.zeros(len(clients))
     met: dict[str, dict[int, int]] = {client.domain: {} for client in clients}
-    for round in range(rounds):
-        for slot in run.server.ask(round)[2]:
+    for round_number in range(rounds):
+        for slot in run.server.ask(round_number).slots:
             sent[slot.client] += held[slot.client]
             own = met[clients[slot.client].domain]
             own[slot.base] = max(own.get(slot.base, 0), held[slot.client])
-        for number, work in macs_of_a_round(run, round).items():
+        for number, work in macs_of_a_round(run, round_number).items():
             spent[number] += work
     return {
         "clients": [

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardy.attacks.gradient import Attack
+from hardy.attacks.base import Attack
 from hardy.attacks.threats import Threat, parse, parse_all
 from hardy.core import random
-from hardy.core.engine import Branches, Part
+from hardy.core.engine import Branches, DataPart
 from hardy.core.files import disk, write_atomic
 from hardy.errors import HardyError
 from hardy.evaluation import projections
@@ -44,7 +44,7 @@ def evaluate_run(
     predict_branch: str | None = None,
     width: float = 1.0,
     robustness: float | None = None,
-    part: Part = "test",
+    part: DataPart = "test",
     limit: int | None = None,
     epsilons: Sequence[float] = (),
     checks: bool = True,
@@ -134,7 +134,7 @@ def evaluate_settings(
             standard = _published(found["standard_accuracy"])
             rows.append({**costing, "standard_accuracy": standard, "robust_accuracy": published(found)})
     if run.folder is not None:
-        found = {"round": run.state.round, "settings": rows, **costs.training(run)}
+        found = {"round": run.state.round, "settings": rows, **costs.training_costs(run)}
         write_atomic(run.folder / "settings.json", json.dumps(found).encode())
         if report:
             write_new_report(run)

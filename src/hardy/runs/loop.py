@@ -17,7 +17,7 @@ from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.evaluation import projections
 from hardy.evaluation.measure import figures
-from hardy.evaluation.metrics import diagnose
+from hardy.evaluation.metrics import measure_metrics
 from hardy.runs import costs
 from hardy.runs import folder as folders
 from hardy.runs.checkpoint import Checkpoint, save_checkpoint
@@ -126,9 +126,9 @@ def _evaluate(run: Run, line: dict[str, Any]) -> bool:
     if attacked:
         line["selection_accuracy"] = attacked[0]
     run.figures.latest = test
-    if choice.diagnose:
-        engine, rate = run.needs_local("evaluation.diagnose"), experiment.training.rate_at(done - 1, experiment.rounds)
-        line |= diagnose(engine, run.state, rate)
+    if choice.metrics:
+        engine, rate = run.needs_local("evaluation.metrics"), experiment.training.rate_at(done - 1, experiment.rounds)
+        line |= measure_metrics(engine, run.state, choice.metrics, rate=rate, branch=choice.predict_branch)
     score, best = (attacked or [validation])[0]["mean"], run.figures.best
     if best is not None and best.get("select") != choice.select:
         best = None  # the run goes on by another measure

@@ -1,5 +1,6 @@
 """An experiment made ready to run: its rows dealt, its method bound to its model, everything checked."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,19 +13,22 @@ from hardy.attacks.threats import parse
 from hardy.config import FROM_PYTHON, Experiment, construct, convert, named
 from hardy.core.engine import Measures, RunEngine
 from hardy.core.federation import Federation
-from hardy.core.method import Method, Model, Plan
-from hardy.core.server import Server
+from hardy.core.method import BuildModel, Method, Plan
+from hardy.core.server import PipelinedServer, Server
 from hardy.data import sources
+from hardy.data.capacity import Capacity, with_capacity
 from hardy.data.dataset import Dataset
+from hardy.data.kinds import with_kinds
 from hardy.data.shifts import Shift, shifted
-from hardy.data.splits import federate, with_kinds
+from hardy.data.splits import federate
 from hardy.engines import DeviceData
 from hardy.errors import HardyError
 from hardy.evaluation.measure import LocalMeasure
 from hardy.evaluation.serving import chosen_branch, refuse_common, refuse_robustness
-from hardy.parts.budgets import Capacity, with_capacity
 from hardy.registry import find
 from hardy.runs.run import Run, RunTotals
+
+_LOG = logging.getLogger("hardy")
 
 
 class NetworkEngine(RunEngine, Measures, Protocol):
@@ -39,7 +43,7 @@ def prepare(
     experiment: Experiment,
     *,
     method: Method | None = None,
-    model: Model | None = None,
+    model: BuildModel | None = None,
     data: Federation | Dataset | None = None,
     data_folder: Path | str | None = None,
     network: Connect | None = None,
@@ -52,10 +56,12 @@ def prepare(
         raise HardyError("data.shift cannot shift a federation that is given; use hardy.data.shifts.shifted on it.")
     elif given and experiment.data.capacity is not None:
         raise HardyError("data.capacity cannot be dealt to a federation that is given; use with_capacity on it.")
-    if network is None:  # nodes are infiltrated where they are
+    if network is None:  # nodes bring their own
         data = experiment.faults.add_hostile_clients(data, experiment.seed)
     plan = bind(experiment, data, method, model)
-    server = Server(
+    device = experiment.engine.find_device()
+    kind = PipelinedServer if device.type == "cuda" and network is None else Server
+    server = kind(
         plan=plan,
         clients=data.clients,
         seed=experiment.seed,
@@ -65,7 +71,10 @@ def prepare(
         training=experiment.training,
         drift=experiment.evaluation.drift,
     )
-    server.refuse_impossible(experiment.training)
+    for warning in server.check():
+        _LOG.warning(warning)
+    for metric in experiment.evaluation.metrics:
+        metric.check(plan.method, server.setting)
     choice = experiment.evaluation
     for branch in (choice.attack_branch, choice.predict_branch):
         chosen_branch(plan.method.norm, branch, "branch in evaluation")
@@ -80,7 +89,7 @@ def prepare(
     if network is not None:
         engine = measures = network(plan, data)
     else:
-        device_data = DeviceData(data, experiment.engine.find_device(), experiment.engine.precision)
+        device_data = DeviceData(data, device, experiment.engine.precision)
         engine = here = experiment.engine.make(plan, device_data, experiment.training, seed=experiment.seed)
         measures = LocalMeasure(here)
     state = server.start()
@@ -101,14 +110,21 @@ def prepare(
     return Run(experiment=experiment, server=server, engine=engine, measures=measures, state=state, figures=RunTotals())
 
 
-def bind(experiment: Experiment, data: Federation, method: Method | None = None, model: Model | None = None) -> Plan:
+def bind(
+    experiment: Experiment, data: Federation, method: Method | None = None, model: BuildModel | None = None
+) -> Plan:
     """The experiment's method on its model, or on those given; the same first tensors wherever it is called."""
+    if method is not None and experiment.optimiser is not None:
+        raise HardyError(
+            f"optimiser is {experiment.optimiser}, but the method given as an object has one of its own, which counts. "
+            "Give it to the method, or leave it out."
+        )
     chosen = method or config.method(experiment)
     build = model or _model(experiment, data, chosen.budget.base_width)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(experiment.seed)
         try:
-            return chosen.bind(build, data.shape)
+            return chosen.bind(build, data.shape, experiment.training.batch)
         except (RuntimeError, ValueError, OverflowError, ZeroDivisionError, MemoryError) as error:
             raise HardyError(f"model {experiment.model!r} cannot be built for images {data.shape}: {error}") from error
 
@@ -120,7 +136,7 @@ def federation(experiment: Experiment, dataset: Dataset | None = None, folder: P
         name, options = named(choice.source, "data.source")
         if name == FROM_PYTHON:
             raise HardyError("this run was started from Python with data of its own; pass them to resume or load.")
-        dataset = sources.load(name, sources.data_root(Path(folder) if folder else None), **options)
+        dataset = sources.load_dataset(name, sources.data_root(Path(folder) if folder else None), **options)
     name, options = named(choice.split, "data.split")
     rule = construct(find("split", name), options, "data.split")
     dealt = federate(
@@ -141,12 +157,12 @@ def federation(experiment: Experiment, dataset: Dataset | None = None, folder: P
     return with_kinds(dealt, choice.adversarial)
 
 
-def _model(experiment: Experiment, data: Federation, width: float | None) -> Model:
+def _model(experiment: Experiment, data: Federation, width: float | None) -> BuildModel:
     name, options = named(experiment.model, "model")
-    if width is not None and options.get("width", 1.0) != width:
+    if width is not None and options.setdefault("width", width) != width:
         raise HardyError(
-            f"model.width is {options.get('width', 1.0)}, but the bases of this method are ×{width:g}; set model.width "
-            f"= {width:g}, or the method's width."
+            f"model.width is {options['width']}, but the bases of this method are ×{width:g}. Leave model.width out, "
+            "or change the method's width."
         )
     factory = find("model", name)
     given = {"classes": len(data.classes), "shape": data.shape}

@@ -12,6 +12,7 @@ from hardy.config import Experiment
 from hardy.core.engine import Branches, Measures, RunEngine
 from hardy.core.files import versions
 from hardy.core.net import Mixture
+from hardy.core.protocols import Objective
 from hardy.core.server import Server
 from hardy.core.state import ServerState
 from hardy.core.tensors import Tensors
@@ -23,7 +24,6 @@ from hardy.engines import Engine
 from hardy.errors import HardyError
 from hardy.evaluation.measure import LocalMeasure, order_of_bases, training_images
 from hardy.models.count import parameters
-from hardy.parts.objectives import Objective
 
 
 @dataclass(kw_only=True)
@@ -82,6 +82,11 @@ class Run:
         return {**self.state.reported, **self.engine.store}
 
     @property
+    def served(self) -> Tensors:
+        """The shared tensors that serve, [B, ...]: the server's, or an average of them that the aggregator keeps."""
+        return self.engine.plan.aggregator.served(self.state.shared, self.state.memory)
+
+    @property
     def branches(self) -> Branches:
         """The experiment's choice."""
         choice = self.experiment.evaluation
@@ -99,7 +104,7 @@ class Run:
         return personalise.network_for_new_client(
             self.engine.plan,
             self.engine.data,
-            self.state.shared,
+            self.served,
             self.own,
             statistics,
             reported=self.state.reported,
@@ -116,7 +121,7 @@ class Run:
         return Predictor(
             self.engine.plan,
             self.engine.data,
-            self.state.shared,
+            self.served,
             self.own,
             client=client,
             width=width,

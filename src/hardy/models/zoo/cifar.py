@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from hardy.core.layers import BatchNorm, Dropout
-from hardy.models.blocks import HALF, MakeNorm, Scale, Shape, cells, chain, entrance, start, widen
+from hardy.core.tensors import ImageShape
+from hardy.models.blocks import HALF, MakeNorm, Scale, cells, entrance, named_sequential, start, widen
 from hardy.models.stacked import Conv2d, MaxPool2d
 
 CIFAR: Scale = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
@@ -18,7 +19,7 @@ def nin(
     norm: MakeNorm = nn.Identity,
     width: float = 1.0,
     classes: int = 10,
-    shape: Shape = (3, 32, 32),
+    shape: ImageShape = (3, 32, 32),
     scale: Scale = None,
     relu_logits: bool = False,
 ) -> nn.Module:
@@ -30,10 +31,10 @@ def nin(
 
     def convolution(entering: int, leaving: int, kernel: int) -> nn.Module:
         conv = Conv2d(entering, leaving, kernel, padding=kernel // 2)
-        return chain(conv=conv, norm=norm(leaving), relu=nn.ReLU())
+        return named_sequential(conv=conv, norm=norm(leaving), relu=nn.ReLU())
 
     logits = Conv2d(d, classes, 1)
-    layers = chain(
+    layers = named_sequential(
         scale=entrance(shape, scale),
         conv1=convolution(shape[0], a, 5),
         conv2=convolution(a, b, 1),
@@ -47,7 +48,7 @@ def nin(
         drop2=Dropout(0.5),
         conv7=convolution(d, d, 3),
         conv8=convolution(d, d, 1),
-        conv9=chain(conv=logits, relu=nn.ReLU()) if relu_logits else logits,
+        conv9=named_sequential(conv=logits, relu=nn.ReLU()) if relu_logits else logits,
         average=nn.AdaptiveAvgPool2d(1),
         flat=nn.Flatten(),
     )
@@ -59,7 +60,7 @@ def small_cnn(
     norm: MakeNorm = BatchNorm,
     width: float = 1.0,
     classes: int = 10,
-    shape: Shape = (3, 32, 32),
+    shape: ImageShape = (3, 32, 32),
     scale: Scale = None,
 ) -> nn.Module:
     """SmallCNN with norms, SFAT's for SVHN: three pairs of convolutions, as usual in adversarial training.
@@ -69,7 +70,7 @@ def small_cnn(
     sides = widen(width, 64, 128, 196)
     layers: dict[str, nn.Module] = {}
     for number, (entering, leaving) in enumerate(pairwise([shape[0], *sides]), 1):
-        layers[f"block{number}"] = chain(
+        layers[f"block{number}"] = named_sequential(
             conv1=Conv2d(entering, leaving, 3, padding=1),
             norm1=norm(leaving),
             relu1=nn.ReLU(),
@@ -79,7 +80,7 @@ def small_cnn(
             relu2=nn.ReLU(),
         )
     (hidden,) = widen(width, 256)
-    return chain(
+    return named_sequential(
         scale=entrance(shape, scale, smallest=8),
         **layers,
         flat=nn.Flatten(),
@@ -94,12 +95,12 @@ def fbn_cnn(
     norm: MakeNorm = BatchNorm,
     width: float = 1.0,
     classes: int = 10,
-    shape: Shape = (3, 32, 32),
+    shape: ImageShape = (3, 32, 32),
     scale: Scale = CIFAR,
 ) -> nn.Module:
     """FBN's network for CIFAR-10 (its table 1), which normalises after the ReLU. Gives logits."""
     a, b, hidden = widen(width, 64, 128, 128)
-    return chain(
+    return named_sequential(
         scale=entrance(shape, scale, smallest=4),
         conv1=Conv2d(shape[0], a, 3, padding=1),
         relu1=nn.ReLU(),
@@ -129,7 +130,7 @@ def flra_alexnet(
     norm: MakeNorm = nn.Identity,
     width: float = 1.0,
     classes: int = 10,
-    shape: Shape = (3, 32, 32),
+    shape: ImageShape = (3, 32, 32),
     scale: Scale = HALF,
     lrn: bool = False,
 ) -> nn.Module:
@@ -140,10 +141,10 @@ def flra_alexnet(
     a, b, c, d = widen(width, 96, 256, 384, 192)
 
     def halve() -> nn.Module:
-        smaller = chain(pool=MaxPool2d(3, stride=2, ceil_mode=True), relu=nn.ReLU())
-        return chain(smaller=smaller, lrn=nn.LocalResponseNorm(5)) if lrn else smaller
+        smaller = named_sequential(pool=MaxPool2d(3, stride=2, ceil_mode=True), relu=nn.ReLU())
+        return named_sequential(smaller=smaller, lrn=nn.LocalResponseNorm(5)) if lrn else smaller
 
-    layers = chain(
+    layers = named_sequential(
         scale=entrance(shape, scale, smallest=4),
         conv1=Conv2d(shape[0], a, 5, padding=2),
         norm1=norm(a),
@@ -179,7 +180,7 @@ def mini_inception(
     norm: MakeNorm = BatchNorm,
     width: float = 1.0,
     classes: int = 10,
-    shape: Shape = (3, 32, 32),
+    shape: ImageShape = (3, 32, 32),
     scale: Scale = HALF,
 ) -> nn.Module:
     """FLRA's Mini-Inception, taken to be the small Inception of Zhang et al. (2017): 1.65 M parameters.
@@ -191,7 +192,7 @@ def mini_inception(
 
     def convolution(entering: int, leaving: int, kernel: int, stride: int = 1) -> nn.Module:
         conv = Conv2d(entering, leaving, kernel, stride=stride, padding=kernel // 2)
-        return chain(conv=conv, norm=norm(leaving), relu=nn.ReLU())
+        return named_sequential(conv=conv, norm=norm(leaving), relu=nn.ReLU())
 
     def inception(ones: int, threes: int) -> nn.Module:
         nonlocal side
@@ -205,7 +206,7 @@ def mini_inception(
         side += a
         return _Beside(convolution(entering, a, 3, stride=2), MaxPool2d(3, stride=2, padding=1))
 
-    layers = chain(
+    layers = named_sequential(
         scale=entrance(shape, scale),
         conv=convolution(shape[0], side, 3),
         mix1=inception(32, 32),

@@ -3,7 +3,8 @@
 from torch import nn
 
 from hardy.core.layers import BatchNorm
-from hardy.models.blocks import HALF, MakeNorm, Scale, Shape, cells, chain, entrance, widen
+from hardy.core.tensors import ImageShape
+from hardy.models.blocks import HALF, MakeNorm, Scale, cells, entrance, named_sequential, widen
 from hardy.models.stacked import Conv2d, MaxPool2d
 
 
@@ -12,12 +13,12 @@ def digits_cnn(
     norm: MakeNorm = BatchNorm,
     width: float = 1.0,
     classes: int = 10,
-    shape: Shape = (3, 28, 28),
+    shape: ImageShape = (3, 28, 28),
     scale: Scale = HALF,
 ) -> nn.Module:
     """FedBN's DigitModel: 14.2 M parameters, 47.8 M MACs. Split-Mix has no scale."""
     a, b, c, d, e = widen(width, 64, 64, 128, 2048, 512)
-    return chain(
+    return named_sequential(
         scale=entrance(shape, scale, smallest=4),
         conv1=Conv2d(shape[0], a, 5, padding=2),
         norm1=norm(a),
@@ -53,14 +54,14 @@ def alexnet(
     norm: MakeNorm = BatchNorm,
     width: float = 1.0,
     classes: int = 10,
-    shape: Shape = (3, 256, 256),
+    shape: ImageShape = (3, 256, 256),
     scale: Scale = None,
 ) -> nn.Module:
     """AlexNet with norms for DomainNet: 57 M parameters, 923 M MACs, no dropout."""
     a, b, c, d, e, f, g = widen(width, 64, 192, 384, 256, 256, 4096, 4096)
     start = entrance(shape, scale, smallest=63)
     height, breadth = _grid(shape[1]), _grid(shape[2])
-    return chain(
+    return named_sequential(
         scale=start,
         conv1=Conv2d(shape[0], a, 11, stride=4, padding=2),
         norm1=norm(a),

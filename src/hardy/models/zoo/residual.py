@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from hardy.core.layers import BatchNorm
-from hardy.models.blocks import HALF, MakeNorm, Scale, Shape, chain, entrance, start, widen
+from hardy.core.tensors import ImageShape
+from hardy.models.blocks import HALF, MakeNorm, Scale, entrance, named_sequential, start, widen
 from hardy.models.stacked import Conv2d
 
 
@@ -28,7 +29,7 @@ class _Block(nn.Module):
         self.conv2 = Conv2d(leaving, leaving, 3, padding=1, bias=bias)
         self.norm2 = norm(leaving)
         projection = _shortcut(entering, leaving, stride)
-        self.shortcut = nn.Identity() if projection is None else chain(conv=projection, norm=norm(leaving))
+        self.shortcut = nn.Identity() if projection is None else named_sequential(conv=projection, norm=norm(leaving))
 
     def forward(self, x: Tensor) -> Tensor:
         inner = torch.relu(self.norm1(self.conv1(x)))
@@ -72,12 +73,12 @@ def preresnet18(
     norm: MakeNorm = BatchNorm,
     width: float = 1.0,
     classes: int = 10,
-    shape: Shape = (3, 32, 32),
+    shape: ImageShape = (3, 32, 32),
     scale: Scale = None,
 ) -> nn.Module:
     """Split-Mix's pre-activation ResNet-18 (that of HeteroFL): 11.2 M parameters, 555 M MACs."""
     channels = widen(width, 64, 128, 256, 512)
-    return chain(
+    return named_sequential(
         scale=entrance(shape, scale),
         conv1=Conv2d(shape[0], channels[0], 3, padding=1, bias=False),
         **_stages(channels, 2, partial(_PreBlock, norm=norm)),
@@ -94,12 +95,12 @@ def resnet18(
     norm: MakeNorm = BatchNorm,
     width: float = 1.0,
     classes: int = 10,
-    shape: Shape = (3, 32, 32),
+    shape: ImageShape = (3, 32, 32),
     scale: Scale = None,
 ) -> nn.Module:
     """ResNet-18 as usual on CIFAR (3x3 stem, no first pool); SFAT's for CIFAR-100."""
     channels = widen(width, 64, 128, 256, 512)
-    return chain(
+    return named_sequential(
         scale=entrance(shape, scale),
         conv1=Conv2d(shape[0], channels[0], 3, padding=1, bias=False),
         norm1=norm(channels[0]),
@@ -116,7 +117,7 @@ def mini_resnet(
     norm: MakeNorm = nn.Identity,
     width: float = 1.0,
     classes: int = 10,
-    shape: Shape = (3, 32, 32),
+    shape: ImageShape = (3, 32, 32),
     scale: Scale = HALF,
     as_published: bool = False,
 ) -> nn.Module:
@@ -126,7 +127,7 @@ def mini_resnet(
     `as_published` has FLRA's 128 channels in the last stage, where a ResNet-32 has 64.
     """
     channels = widen(width, 16, 32, 128 if as_published else 64)
-    layers = chain(
+    layers = named_sequential(
         scale=entrance(shape, scale),
         conv1=Conv2d(shape[0], channels[0], 3, padding=1),
         norm1=norm(channels[0]),

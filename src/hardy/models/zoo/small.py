@@ -7,7 +7,8 @@ from math import prod
 from torch import nn
 
 from hardy.core.layers import BatchNorm
-from hardy.models.blocks import HALF, MakeNorm, Scale, Shape, cells, chain, entrance, widen
+from hardy.core.tensors import ImageShape
+from hardy.models.blocks import HALF, MakeNorm, Scale, cells, entrance, named_sequential, widen
 from hardy.models.stacked import Conv2d, MaxPool2d
 
 
@@ -17,16 +18,16 @@ def mlp(
     norm: MakeNorm = BatchNorm,
     width: float = 1.0,
     classes: int = 10,
-    shape: Shape = (3, 28, 28),
+    shape: ImageShape = (3, 28, 28),
     scale: Scale = HALF,
 ) -> nn.Module:
     """Linear layers with norm and ReLU; hidden=() is softmax regression."""
     sizes = [prod(shape), *widen(width, *hidden)]
     layers = {
-        f"hidden{number}": chain(fc=nn.Linear(entering, leaving), norm=norm(leaving), relu=nn.ReLU())
+        f"hidden{number}": named_sequential(fc=nn.Linear(entering, leaving), norm=norm(leaving), relu=nn.ReLU())
         for number, (entering, leaving) in enumerate(pairwise(sizes), 1)
     }
-    return chain(scale=entrance(shape, scale), flat=nn.Flatten(), **layers, fc=nn.Linear(sizes[-1], classes))
+    return named_sequential(scale=entrance(shape, scale), flat=nn.Flatten(), **layers, fc=nn.Linear(sizes[-1], classes))
 
 
 def tiny_cnn(
@@ -34,12 +35,12 @@ def tiny_cnn(
     norm: MakeNorm = BatchNorm,
     width: float = 1.0,
     classes: int = 10,
-    shape: Shape = (3, 28, 28),
+    shape: ImageShape = (3, 28, 28),
     scale: Scale = HALF,
 ) -> nn.Module:
     """Two convolutions and a linear layer: 21 k parameters, 1.3 M MACs."""
     a, b = widen(width, 16, 32)
-    return chain(
+    return named_sequential(
         scale=entrance(shape, scale, smallest=4),
         conv1=Conv2d(shape[0], a, 3, padding=1),
         norm1=norm(a),

@@ -1,13 +1,13 @@
 """Aggregators: how the server turns updates into the next shared tensors.
 
 An aggregator folds updates as they arrive, lane by lane. A linear rule keeps a running sum, so its memory does not
-grow with the number of clients; any other rule collects and is applied once at the end, base by base. `chain` puts
-stages, which decide how much each update counts or change its values, before a rule.
+grow with the number of clients; any other rule collects and is applied once at the end, base by base. `pipeline` puts
+stages before a rule, which decide how much each update counts or change its values, and server updates after it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -15,87 +15,10 @@ from torch import Tensor
 from hardy.core import tensors
 from hardy.core.messages import Updates
 from hardy.core.partition import Role
+from hardy.core.protocols import Aggregator, Part, RoundContext, by_base
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.registry import kind, part
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundContext:
-    """What a rule may know of the round besides the updates."""
-
-    shared: Tensors
-    """[B, ...], as sent down"""
-    roles: Mapping[str, Role]
-    bases: int
-    clients: int
-    """all clients, in the cohort or not"""
-    momentum: float = 0.0
-    """of the clients' optimiser"""
-    round: int = 0
-    """rounds done"""
-    kinds: Sequence[str] = ()
-    """AT, ST or "", a client each"""
-    capacities: Sequence[float] = ()
-    """share of the full width a client can train, a client each"""
-    seed: int = 0
-    """of the experiment: a rule that draws takes `random.stream(seed, round, ...)`"""
-
-
-@kind("aggregator")
-@dataclass(frozen=True, kw_only=True)
-class Aggregator:
-    """The part that writes the shared tensors. `combine` is all a rule needs; a linear one overrides `fold`."""
-
-    @property
-    def claims(self) -> frozenset[Role]:
-        """Roles this aggregator has a rule of its own for: they must be shared."""
-        return frozenset()
-
-    @property
-    def uses_weights(self) -> bool:
-        """Whether the rule has a weighted form: the weights of the updates are how much each one counts."""
-        return False
-
-    @property
-    def min_updates(self) -> int:
-        """The smallest number of updates of a base it works with."""
-        return 1
-
-    def memory(self, context: RoundContext) -> Tensors:
-        """What the aggregator remembers between rounds, with its first values."""
-        return {}
-
-    def fold(self, folded: Any, updates: Updates, context: RoundContext) -> Any:
-        """Takes in more updates; `folded` is None at first."""
-        return [*(folded or []), updates]
-
-    def finish(self, folded: Any, context: RoundContext, memory: Tensors) -> tuple[Tensors, Tensors]:
-        """The next shared tensors and memory. A base trained by nobody, or by fewer than `least`, keeps its value."""
-        if not folded:
-            return context.shared, memory
-        shared = tensors.apply(Tensor.clone, context.shared)
-        for base, updates in _by_base(folded):
-            if len(updates.slots) >= self.min_updates:
-                for name, value in self.combine(updates, context).items():
-                    shared[name][base] = value
-        return shared, memory
-
-    def combine(self, updates: Updates, context: RoundContext) -> Tensors:
-        """One value a shared tensor out of the stacked values of one base."""
-        raise NotImplementedError
-
-    def figures(self, memory: Tensors) -> dict[str, Any]:
-        """What metrics.jsonl is told of the round that left this memory."""
-        return {}
-
-
-def _by_base(folded: Sequence[Updates]) -> Iterator[tuple[int, Updates]]:
-    """Each base and its updates, which are large: copied only if there is more than one part or base."""
-    updates = Updates.join(folded)
-    bases = sorted({slot.base for slot in updates.slots})
-    for base in bases:
-        yield base, updates if len(bases) == 1 else updates.where(updates.bases == base)
 
 
 @dataclass
@@ -203,6 +126,11 @@ class _Grouped(Aggregator):
                 kept |= under(role, left)
         return shared, kept
 
+    def served(self, shared: Tensors, memory: Tensors) -> Tensors:
+        for group, rule in (*self._rules().items(), ("default", self.default)):
+            shared = rule.served(shared, inside(group, memory))
+        return shared
+
     def figures(self, memory: Tensors) -> dict[str, Any]:
         told: dict[str, Any] = {}
         for role, rule in (*self._rules().items(), ("default", self.default)):
@@ -233,28 +161,23 @@ class ByRole(_Grouped):
         return frozenset(Role(role) for role in self._rules())
 
 
+@part("aggregator")
 @dataclass(frozen=True, kw_only=True)
-class _ByName(_Grouped):
-    """Rules of a norm's own for some tensors."""
+class ByName(_Grouped):
+    """A rule for each group of named tensors; `default` for those in none. Norms add their own rules by it."""
 
-    rules: tuple[Aggregator, ...]
-    groups: Mapping[str, str]
+    groups: tuple[tuple[Aggregator, tuple[str, ...]], ...] = ()
+    """(rule, names of its tensors)"""
 
     def _rules(self) -> dict[str, Aggregator]:
-        return {f"own{number}": rule for number, rule in enumerate(self.rules)}
+        return {f"own{number}": rule for number, (rule, _) in enumerate(self.groups)}
 
     def _group(self, name: str, context: RoundContext) -> str:
-        return self.groups.get(name, "default")
+        return next((f"own{at}" for at, (_, names) in enumerate(self.groups) if name in names), "default")
 
     @property
     def claims(self) -> frozenset[Role]:
         return self.default.claims
-
-
-def by_name(default: Aggregator, rules: Sequence[tuple[Aggregator, Sequence[str]]]) -> Aggregator:
-    """`default`, except for the tensors named beside another rule."""
-    groups = {name: f"own{number}" for number, (_, names) in enumerate(rules) for name in names}
-    return _ByName(default=default, rules=tuple(rule for rule, _ in rules), groups=groups)
 
 
 def narrow(context: RoundContext, names: Iterable[str]) -> RoundContext:
@@ -274,7 +197,7 @@ def inside(name: str, memory: Tensors) -> Tensors:
 
 @kind("stage")
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class Stage(Part):
     """The part that works on the updates of a base before a rule combines them: how much each counts, or its values."""
 
     @property
@@ -308,20 +231,46 @@ class Uniform(Stage):
         return replace(updates, weights=torch.ones_like(updates.weights)), memory
 
 
+@kind("server_update")
+@dataclass(frozen=True, kw_only=True)
+class ServerUpdate(Part):
+    """The part that works on what a rule has found: a server optimiser, or an average of the weights.
+
+    A server optimiser is shown weights and affine parameters only. Statistics, counters and control variates are
+    whatever the rule made of them: a variance that an adaptive optimiser moved could fall below 0.
+    """
+
+    roles: ClassVar[frozenset[Role]] = frozenset({Role.WEIGHT, Role.NORM_AFFINE})
+    """what it is shown"""
+
+    def memory(self, shared: Tensors) -> Tensors:
+        """What it remembers between rounds, with its first values; `shared` are the tensors it works on."""
+        return {}
+
+    def apply(self, before: Tensors, after: Tensors, memory: Tensors) -> tuple[Tensors, Tensors]:
+        """(the next shared tensors, the next memory), given those of the last round and what the rule made of them."""
+        raise NotImplementedError
+
+    def served(self, shared: Tensors, memory: Tensors) -> Tensors:
+        """The shared tensors that predictions are made with."""
+        return shared
+
+
 @part("aggregator")
 @dataclass(frozen=True, kw_only=True)
-class Chain(Aggregator):
-    """Stages, one after another on the updates of each base, and the rule that combines what they leave."""
+class Pipeline(Aggregator):
+    """Stages on the updates of each base (pre), the rule that combines what they leave, then server updates (post)."""
 
-    stages: tuple[Stage, ...] = ()
+    pre: tuple[Stage, ...] = ()
     rule: Aggregator = Mean()
+    post: tuple[ServerUpdate, ...] = ()
 
     def __post_init__(self) -> None:
-        weighing = [type(stage).__name__ for stage in self.stages if stage.changes_weights]
+        weighing = [type(stage).__name__ for stage in self.pre if stage.changes_weights]
         if weighing and not self.rule.uses_weights:
             raise HardyError(
-                f"chain: stage {weighing[-1]!r} weighs the updates, but the rule {self.rule} has no weighted form and "
-                "would ignore it. Usual fix: one that has (mean or geometric_median, weigh = samples)."
+                f"pipeline: stage {weighing[-1]!r} weighs the updates, but the rule {self.rule} has no weighted form "
+                "and would ignore it. Usual fix: one that has (mean or geometric_median, weigh = samples)."
             )
 
     @property
@@ -335,37 +284,59 @@ class Chain(Aggregator):
     @property
     def min_updates(self) -> int:
         least = self.rule.min_updates
-        for stage in reversed(self.stages):
+        for stage in reversed(self.pre):
             least = stage.min_updates(least)
         return least
 
     def memory(self, context: RoundContext) -> Tensors:
         kept = under("rule", self.rule.memory(context))
-        for number, stage in enumerate(self.stages):
+        for number, stage in enumerate(self.pre):
             kept |= under(str(number), tensors.repeat(stage.memory(context), context.bases))
+        for number, update in enumerate(self.post):
+            kept |= under(f"post{number}", update.memory(_shown(update, context.shared, context)))
         return kept
+
+    def fold(self, folded: Any, updates: Updates, context: RoundContext) -> Any:
+        # with nothing before the rule, a linear one keeps its running sum
+        return super().fold(folded, updates, context) if self.pre else self.rule.fold(folded, updates, context)
 
     def finish(self, folded: Any, context: RoundContext, memory: Tensors) -> tuple[Tensors, Tensors]:
         if not folded:
             return context.shared, memory
-        kept, weighed = dict(memory), None
-        for base, left in _by_base(folded):
+        kept, weighed = dict(memory), None if self.pre else folded
+        for base, left in by_base(folded) if self.pre else ():
             if len(left.slots) < self.min_updates:
                 continue
-            for number, stage in enumerate(self.stages):
+            for number, stage in enumerate(self.pre):
                 own = inside(str(number), kept)
                 left, new = stage.apply(left, context, tensors.gather(own, base))
                 kept |= under(str(number), tensors.scatter(own, new, base))
             weighed = self.rule.fold(weighed, left, context)
         shared, own = self.rule.finish(weighed, context, inside("rule", memory))
-        return shared, kept | under("rule", own)
+        kept |= under("rule", own)
+        for number, update in enumerate(self.post):
+            before, after = (_shown(update, values, context) for values in (context.shared, shared))
+            moved, own = update.apply(before, after, inside(f"post{number}", kept))
+            shared = {**shared, **moved}
+            kept |= under(f"post{number}", own)
+        return shared, kept
+
+    def served(self, shared: Tensors, memory: Tensors) -> Tensors:
+        shared = self.rule.served(shared, inside("rule", memory))
+        for number, update in enumerate(self.post):
+            shared = update.served(shared, inside(f"post{number}", memory))
+        return shared
 
     def figures(self, memory: Tensors) -> dict[str, Any]:
         told = self.rule.figures(inside("rule", memory))
-        for number, stage in enumerate(self.stages):
+        for number, stage in enumerate(self.pre):
             told |= stage.figures(inside(str(number), memory))
         return told
 
 
-by_role, chain, mean, uniform = ByRole, Chain, Mean, Uniform
-__all__ = ["Aggregator", "RoundContext", "Stage", "by_name", "by_role", "chain", "mean", "uniform"]
+def _shown(update: ServerUpdate, values: Tensors, context: RoundContext) -> Tensors:
+    return {name: value for name, value in values.items() if context.roles[name] in update.roles}
+
+
+by_name, by_role, mean, pipeline, uniform = ByName, ByRole, Mean, Pipeline, Uniform
+__all__ = ["ServerUpdate", "Stage", "by_name", "by_role", "mean", "pipeline", "uniform"]

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from hardy.core import tensors
 from hardy.core.messages import Updates
+from hardy.core.protocols import RoundContext
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
-from hardy.parts.aggregators.base import RoundContext, largest_counters
+from hardy.parts.aggregators.base import largest_counters
 from hardy.parts.aggregators.columns import blocks
 
 Weigh = Literal["samples", "uniform"]

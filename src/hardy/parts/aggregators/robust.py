@@ -16,9 +16,9 @@ from torch import Tensor
 
 from hardy.core import tensors
 from hardy.core.messages import Updates
+from hardy.core.protocols import Aggregator, RoundContext
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
-from hardy.parts.aggregators.base import Aggregator, RoundContext
 from hardy.parts.aggregators.columns import blocks, middle_mean
 from hardy.parts.aggregators.distances import (
     ToleratesByzantine,

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from hardy.core import random, tensors
 from hardy.core.messages import Slot, Updates
+from hardy.core.protocols import RoundContext
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
-from hardy.parts.aggregators.base import RoundContext, Stage
+from hardy.parts.aggregators.base import Stage
 from hardy.parts.aggregators.distances import ToleratesByzantine, blend, changes, sent_down, squared_distances
 from hardy.registry import part
 
@@ -43,9 +44,7 @@ def _mix(share: Tensor, slots: Sequence[Slot], updates: Updates, context: RoundC
 
 def _with_matrix(matrix: Tensor, updates: Updates) -> Updates:
     """The same with other values of the floating tensors."""
-    changed = replace(updates, shared=updates.shared | tensors.unflatten(matrix, updates.shared), reported={})
-    changed.__dict__["matrix"] = matrix  # fills the cached property: as large as all updates, it is not built twice
-    return changed
+    return replace(updates, shared=updates.shared | tensors.unflatten(matrix, updates.shared), reported={})
 
 
 @part("stage")

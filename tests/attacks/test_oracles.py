@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from hardy.attacks.gradient import fgsm, pgd
 from hardy.core.layers import calling
-from hardy.data.sources import load
+from hardy.data.sources import load_dataset
 from hardy.models import tiny_cnn
 
 with warnings.catch_warnings():
@@ -26,7 +26,7 @@ def pixels(images: list[np.ndarray]) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def digits():
-    domains = load("mini_digits").domains
+    domains = load_dataset("mini_digits").domains
     y_train, y = (
         torch.from_numpy(np.concatenate(labels))
         for labels in zip(*((d.y_train, d.y_test) for d in domains), strict=True)

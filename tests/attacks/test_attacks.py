@@ -14,7 +14,9 @@ from torch.nn import functional as F
 from hardy.attacks import autoattack  # noqa: F401  (fills the registry)
 from hardy.attacks.affine import affine, affine_shift
 from hardy.attacks.balls import length, random_start
-from hardy.attacks.gradient import cw, fgsm, local_search, margin, mim, pgd, square
+from hardy.attacks.base import margin
+from hardy.attacks.gradient import cw, fgsm, mim, pgd
+from hardy.attacks.square import local_search, square
 from hardy.attacks.threats import PRESETS, parse, parse_all
 from hardy.core import random
 from hardy.core.layers import calling

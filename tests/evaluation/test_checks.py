@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hardy.core.layers import calling
-from hardy.data.sources import load
+from hardy.data.sources import load_dataset
 from hardy.errors import HardyError
 from hardy.evaluation.checks import ADVICE, check
 from hardy.models import tiny_cnn
@@ -18,7 +18,7 @@ KEY = torch.tensor(3)
 @pytest.fixture(scope="module")
 def digits():
     """Training and test images of two domains at half size, with their labels."""
-    domains = load("mini_digits").domains[:2]
+    domains = load_dataset("mini_digits").domains[:2]
 
     def images(parts):
         return F.avg_pool2d(torch.from_numpy(np.concatenate(parts)).permute(0, 3, 1, 2).float() / 255, 2)

@@ -1,6 +1,7 @@
-"""Every lie against its formula, written once more in plain numpy; and who the liars are."""
+"""Every Byzantine attack against its formula, written once more in plain numpy; and who the hostile clients are."""
 
 import dataclasses
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -12,13 +13,13 @@ from hardy import config, papers
 from hardy.core.messages import Slot, Updates, Work
 from hardy.core.partition import Role
 from hardy.errors import HardyError
-from hardy.faults import byzantine as lies
+from hardy.faults import byzantine
 from hardy.faults.byzantine import affected_tensors, corrupt
 from hardy.faults.injection import Faults
 from hardy.runs.prepare import prepare
 
 ROLES = {"w": Role.WEIGHT, "mean": Role.NORM_MEAN, "var": Role.NORM_VAR, "count": Role.COUNTER}
-LIARS = {1, 4}
+HOSTILE = {1, 4}
 HONEST = [0, 2, 3]
 
 
@@ -50,11 +51,11 @@ def scene(bases=1, clients=5):
     return updates, work
 
 
-def lied(lie, on="both", bases=1, aggregate=None, liars=LIARS):
+def attacked(attack, affects="both", bases=1, aggregate=None, hostile=HOSTILE):
     """{(name, client, base): (what it sends, what it would have sent)} and the updates."""
     updates, work = scene(bases)
-    roles = affected_tensors(on, {**ROLES, "own.mean": Role.NORM_MEAN})
-    said = corrupt(lie, updates, work, liars=liars, roles=roles, aggregate=aggregate)
+    roles = affected_tensors(affects, {**ROLES, "own.mean": Role.NORM_MEAN})
+    said = corrupt(attack, updates, work, hostile=hostile, roles=roles, aggregate=aggregate)
     return updates, work, said
 
 
@@ -64,7 +65,7 @@ def row(updates, name, client, base=0):
 
 
 def naive(name, honest, own, sent):
-    """One number of one tensor, as the papers write it: (weight, mean, variance) of each lie."""
+    """One number of one tensor, as the papers write it: (weight, mean, variance) of each attack."""
     mean = sum(honest) / len(honest)
     deviation = (sum((h - mean) ** 2 for h in honest) / (len(honest) - 1)) ** 0.5
     return {
@@ -80,29 +81,29 @@ def naive(name, honest, own, sent):
     }[name]
 
 
-LIES = {
-    "sign_flipping": lies.sign_flipping(),
-    "fall_of_empires": lies.fall_of_empires(factor=3.0),
-    "a_little_is_enough": lies.a_little_is_enough(factor=1.5),
-    "mimic": lies.mimic(),
-    "stale": lies.stale(),
-    "not_finite": lies.not_finite(value="-inf"),
-    "label_flipping": lies.label_flipping(),
-    "tiny_loss": lies.tiny_loss(),
-    "inflated_count": lies.inflated_count(),
+ATTACKS = {
+    "sign_flipping": byzantine.sign_flipping(),
+    "fall_of_empires": byzantine.fall_of_empires(factor=3.0),
+    "a_little_is_enough": byzantine.a_little_is_enough(factor=1.5),
+    "mimic": byzantine.mimic(),
+    "stale": byzantine.stale(),
+    "not_finite": byzantine.not_finite(value="-inf"),
+    "label_flipping": byzantine.label_flipping(),
+    "tiny_loss": byzantine.tiny_loss(),
+    "inflated_count": byzantine.inflated_count(),
 }
 
 
-@pytest.mark.parametrize("on", ["weights", "statistics", "both"])
-@pytest.mark.parametrize("name", sorted(LIES))
-def test_formula(name, on):
-    updates, work, said = lied(LIES[name], on, bases=2)
+@pytest.mark.parametrize("affects", ["weights", "statistics", "both"])
+@pytest.mark.parametrize("name", sorted(ATTACKS))
+def test_formula(name, affects):
+    updates, work, said = attacked(ATTACKS[name], affects, bases=2)
     for tensor, place in (("w", 0), ("mean", 1), ("var", 2), ("own.mean", 1)):
-        spoken = on == "both" or (on == "weights") == (tensor == "w")
+        spoken = affects == "both" or (affects == "weights") == (tensor == "w")
         for slot in updates.slots:
             given = row(updates, tensor, slot.client, slot.base)
             expected = given
-            if slot.client in LIARS and spoken:
+            if slot.client in HOSTILE and spoken:
                 honest = [row(updates, tensor, client, slot.base) for client in HONEST]
                 sent = {**work.shared, **work.reported}[tensor]
                 sent = sent[slot.client, slot.base] if tensor == "own.mean" else sent[slot.base]
@@ -115,26 +116,26 @@ def test_formula(name, on):
 
 
 def test_figures():
-    lying = torch.tensor([slot.client in LIARS for slot in scene()[0].slots])
-    updates, _, said = lied(lies.tiny_loss(loss=1e-9))
+    lying = torch.tensor([slot.client in HOSTILE for slot in scene()[0].slots])
+    updates, _, said = attacked(byzantine.tiny_loss(loss=1e-9))
     assert said.loss.tolist() == torch.where(lying, 1e-9, updates.loss).tolist()
-    updates, _, said = lied(lies.inflated_count(factor=7.0))
+    updates, _, said = attacked(byzantine.inflated_count(factor=7.0))
     assert said.weights.tolist() == torch.where(lying, 7 * updates.weights, updates.weights).tolist()
 
 
 def test_the_search_climbs_to_the_edge_of_what_a_rule_follows():
-    search = lies.a_little_is_enough().tune
+    search = byzantine.a_little_is_enough().tune
     for edge in (0.3, 2.7, 13.0):
-        found = search(lambda lie, edge=edge: lie.factor if lie.factor <= edge else 0.0).factor
+        found = search(lambda attack, edge=edge: attack.factor if attack.factor <= edge else 0.0).factor
         assert 0.9 * edge < found <= edge
-    assert search(lambda lie: 1 / (1 + abs(lie.factor - 0.2))).factor == pytest.approx(0.2, rel=0.02)
-    assert search(lambda lie: lie.factor).factor == pytest.approx(16 * 2**4)  # a mean follows without end
-    assert search(lambda lie: float("nan")).factor == 1.0
-    assert lies.a_little_is_enough(factor=3.0).tune(lambda lie: lie.factor).factor == 3.0
+    assert search(lambda attack: 1 / (1 + abs(attack.factor - 0.2))).factor == pytest.approx(0.2, rel=0.02)
+    assert search(lambda attack: attack.factor).factor == pytest.approx(16 * 2**4)  # a mean follows without end
+    assert search(lambda attack: float("nan")).factor == 1.0
+    assert byzantine.a_little_is_enough(factor=3.0).tune(lambda attack: attack.factor).factor == 3.0
 
 
 def test_the_search_asks_how_far_the_rule_is_moved():
-    """A rule that leaves out replies further than 0.8 from the middle: the liars stay just inside."""
+    """A rule that leaves out replies further than 0.8 from the middle: the hostile clients stay just inside."""
 
     def wary(updates):
         def kept(values):
@@ -143,35 +144,37 @@ def test_the_search_asks_how_far_the_rule_is_moved():
 
         return {name: kept(value) if name == "w" else value[:1] for name, value in updates.shared.items()}
 
-    updates, _, said = lied(lies.a_little_is_enough(), "weights", aggregate=wary)
+    updates, _, said = attacked(byzantine.a_little_is_enough(), "weights", aggregate=wary)
     values = said.shared["w"]
     far = (values - values.median(0).values).flatten(1).norm(dim=1)
-    lying = torch.tensor([slot.client in LIARS for slot in updates.slots])
+    lying = torch.tensor([slot.client in HOSTILE for slot in updates.slots])
     assert (far[lying] > 0.7).all() and (far[lying] <= 0.8).all()
 
 
-def test_without_honest_neighbours_liars_look_at_each_other():
-    updates, _, said = lied(lies.mimic(), liars=set(range(5)))
+def test_without_honest_neighbours_hostile_clients_look_at_each_other():
+    updates, _, said = attacked(byzantine.mimic(), hostile=set(range(5)))
     np.testing.assert_array_equal(row(said, "w", 3), row(updates, "w", 0))
-    updates, _, said = lied(lies.a_little_is_enough(factor=2.0), liars={0, 1, 2, 3})  # a single one does not deviate
+    updates, _, said = attacked(
+        byzantine.a_little_is_enough(factor=2.0), hostile={0, 1, 2, 3}
+    )  # a single one does not deviate
     np.testing.assert_array_equal(row(said, "w", 3), row(updates, "w", 4))
 
 
-def test_liars_are_drawn_once_and_grow_in_number():
-    chosen = [Faults(hostile=n, lie=lies.mimic()).liars(7, 20) for n in range(20)]
-    assert all(len(liars) == n for n, liars in enumerate(chosen))
+def test_hostile_clients_are_drawn_once_and_grow_in_number():
+    chosen = [Faults(hostile=n, byzantine=byzantine.mimic()).hostile_clients(7, 20) for n in range(1, 20)]
+    assert all(len(hostile) == n for n, hostile in enumerate(chosen, 1))
     assert all(one < two for one, two in pairwise(chosen))
-    assert chosen[5] != Faults(hostile=5, lie=lies.mimic()).liars(8, 20)
-    assert Faults(hostile=(3, 1, 3), lie=lies.mimic()).liars(7, 4) == {1, 3}
+    assert chosen[4] != Faults(hostile=5, byzantine=byzantine.mimic()).hostile_clients(8, 20)
+    assert Faults(hostile=(3, 1, 3), byzantine=byzantine.mimic()).hostile_clients(7, 4) == {1, 3}
 
 
-def test_flipped_labels_are_the_liars_own():
+def test_flipped_labels_are_the_hostile_clients_own():
     """Honest clients that hold the same rows keep the right labels, and nothing given is written to."""
     data = federation()
     clients = (*data.clients[:3], dataclasses.replace(data.clients[3], train=data.clients[0].train))
     data = dataclasses.replace(data, clients=clients)
     before = data.y_train.copy()
-    spoilt = Faults(hostile=(3,), lie=lies.label_flipping()).add_hostile_clients(data, 0)
+    spoilt = Faults(hostile=(3,), byzantine=byzantine.label_flipping()).add_hostile_clients(data, 0)
     assert np.array_equal(data.y_train, before)
     for number in range(3):
         assert np.array_equal(spoilt.y_train[spoilt.clients[number].train], before[clients[number].train])
@@ -181,46 +184,55 @@ def test_flipped_labels_are_the_liars_own():
     assert np.array_equal(spoilt.clients[3].test, clients[3].test)
 
 
-def test_added_liars_leave_all_rows_to_the_honest():
+def test_added_clients_leave_all_rows_to_the_honest():
     data = federation()
-    joined = Faults(hostile=5, added=True, lie=lies.sign_flipping()).add_hostile_clients(data, 0)
+    joined = Faults(hostile=5, added=True, byzantine=byzantine.sign_flipping()).add_hostile_clients(data, 0)
     assert joined.clients[:4] == data.clients and len(joined.clients) == 9
     assert np.array_equal(joined.clients[8].train, data.clients[0].train)
     assert not len(joined.clients[8].test) and not len(joined.clients[8].validation)
-    assert Faults(hostile=5, added=True, lie=lies.sign_flipping()).liars(0, 9) == set(range(4, 9))
-    run = fit(papers.fedavg(), rounds=1, faults=Faults(hostile=5, added=True, lie=lies.stale()))
+    assert Faults(hostile=5, added=True, byzantine=byzantine.sign_flipping()).hostile_clients(0, 9) == set(range(4, 9))
+    run = fit(papers.fedavg(), rounds=1, faults=Faults(hostile=5, added=True, byzantine=byzantine.stale()))
     assert run.figures.latest["by_client"][4:] == [None] * 5
 
 
-def test_a_lie_without_effect_is_bit_for_bit_honest():
+def test_an_attack_without_effect_is_bit_for_bit_honest():
     """One client that copies itself: joining all lanes into one changes nothing in a rule that collects."""
     honest = fit(papers.fednova(), rounds=2)
-    same = fit(papers.fednova(), rounds=2, faults=Faults(hostile=2, lie=lies.inflated_count(factor=1.0)))
+    same = fit(papers.fednova(), rounds=2, faults=Faults(hostile=2, byzantine=byzantine.inflated_count(factor=1.0)))
     for name, value in honest.state.shared.items():
         assert torch.equal(value, same.state.shared[name]), name
 
 
 def test_impossible_wishes_are_refused():
-    mimic = lies.mimic()
+    mimic = byzantine.mimic()
     for faults, message in (
-        ({"hostile": 4, "lie": mimic}, "faults.hostile is 4 of 4 clients; at least one must be honest"),
-        ({"hostile": (9,), "lie": mimic}, "faults.hostile names client 9; there are 4"),
+        ({"hostile": 4, "byzantine": mimic}, "faults.hostile is 4 of 4 clients; at least one must be honest"),
+        ({"hostile": (9,), "byzantine": mimic}, "faults.hostile names client 9; there are 4"),
         (
-            {"hostile": 1, "lie": mimic, "on": "statistics"},
-            "faults.on is 'statistics', but method 'fedbn' sends no such",
+            {"hostile": 1, "byzantine": mimic, "affects": "statistics"},
+            "faults.affects is 'statistics', but method 'fedbn' sends no such",
         ),
-        ({"hostile": 1}, "faults.hostile is 1, but faults.lie is absent. Known lies: sign_flipping"),
-        ({"hostile": -1, "lie": mimic}, "faults.hostile is -1; it must be 0 or more"),
-        ({"hostile": (1,), "added": True, "lie": mimic}, "say how many"),
+        ({"hostile": 1}, "faults.hostile is 1, but faults.byzantine is absent. Known attacks: sign_flipping"),
+        ({"hostile": -1, "byzantine": mimic}, "faults.hostile is -1; it must be 0 or more"),
+        ({"hostile": (1,), "added": True, "byzantine": mimic}, "say how many"),
+        ({"byzantine": mimic}, r"faults.byzantine is Mimic(), but faults.hostile is 0, so it has no effect. Set"),
+        ({"hostile": (), "byzantine": mimic}, r"faults.byzantine is Mimic(), but faults.hostile is (), so it has no"),
+        ({"added": True}, "faults.added is True, but faults.hostile is 0, so it has no effect"),
+        ({"affects": "weights"}, "faults.affects is 'weights', but faults.hostile is 0, so it has no effect"),
+        (
+            {"hostile": 1, "byzantine": byzantine.tiny_loss(), "affects": "weights"},
+            "faults.affects is 'weights', but tiny_loss changes no tensors, so it has no effect",
+        ),
     ):
-        with pytest.raises(HardyError, match=message.replace("(", r"\(")):
+        with pytest.raises(HardyError, match=re.escape(message)):
             prepare(experiment(faults=Faults(**faults)), method=papers.fedbn(), model=net, data=federation())
     with pytest.raises(HardyError, match=r"fall_of_empires factor \(τ\) is -1; it must be above 0"):
-        lies.fall_of_empires(factor=-1)
+        byzantine.fall_of_empires(factor=-1)
 
 
-@pytest.mark.parametrize("name", sorted(LIES))
+@pytest.mark.parametrize("name", sorted(ATTACKS))
 def test_toml_round_trip(name):
-    made = experiment(faults=Faults(hostile=(1, 2), on="weights", lie=LIES[name]))
+    affects = "weights" if ATTACKS[name].changes_tensors else "both"
+    made = experiment(faults=Faults(hostile=(1, 2), affects=affects, byzantine=ATTACKS[name]))
     assert config.parse(made.to_toml()).faults == made.faults
-    assert config.parse(f"[faults]\nhostile = 3\nlie = '{name}'").faults.hostile == 3
+    assert config.parse(f"[faults]\nhostile = 3\nbyzantine = '{name}'").faults.hostile == 3

@@ -14,7 +14,7 @@ from hardy.attacks.balls import length, project, steepest
 from hardy.attacks.gradient import pgd
 from hardy.core import random
 from hardy.core.layers import BatchNorm, calling
-from hardy.data.sources import load
+from hardy.data.sources import load_dataset
 from hardy.errors import HardyError
 from hardy.models import mlp
 
@@ -277,7 +277,7 @@ def test_arguments_that_cannot_work_are_refused(make, message):
 def digits():
     """600 test images of mini_digits at half size, and a net trained on them against PGD for some seconds."""
     pytest.importorskip("pyautoattack")
-    domains = [d for d in load("mini_digits").domains if d.name in ("pen", "mail", "print")]
+    domains = [d for d in load_dataset("mini_digits").domains if d.name in ("pen", "mail", "print")]
 
     def images(parts):
         pixels = torch.from_numpy(np.concatenate(parts)).permute(0, 3, 1, 2).float() / 255

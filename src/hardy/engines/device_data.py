@@ -1,0 +1,48 @@
+"""A federation's images on a device, and the arithmetic that works on them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hardy.core.federation import Federation
+
+Precision = Literal["float32", "tf32", "float64", "bfloat16"]
+
+
+class DeviceData:
+    """A federation's images on a device, in one tensor for all clients: no loader, no copies."""
+
+    def __init__(self, data: Federation, device: torch.device, precision: Precision = "tf32") -> None:
+        self.federation, self.device = data, device
+        self.dtype = torch.float64 if precision == "float64" else torch.float32
+        self.mixed = precision == "bfloat16"
+        self.tf32 = precision in ("tf32", "bfloat16")
+        self.x = {
+            "train": torch.from_numpy(data.x_train).to(device),
+            "test": torch.from_numpy(data.x_test).to(device),
+        }
+        self.y = {
+            "train": torch.from_numpy(data.y_train).to(device),
+            "test": torch.from_numpy(data.y_test).to(device),
+        }
+
+    def images(self, part: str, rows: Tensor) -> Tensor:
+        """Pixels in [0, 1]."""
+        return self.x[part][rows].to(self.dtype).div_(255.0)
+
+    @contextmanager
+    def arithmetic(self, *, training: bool) -> Iterator[None]:
+        """Products of layers inside are TF32 where the precision says so, and in training steps bfloat16 with precision
+        bfloat16; weights, statistics, gradients and losses stay float32. The process is left as it was."""
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        before = matmul.allow_tf32, cudnn.allow_tf32
+        matmul.allow_tf32 = cudnn.allow_tf32 = self.tf32
+        mixed = self.mixed and training
+        try:
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed, cache_enabled=False):
+                yield
+        finally:
+            matmul.allow_tf32, cudnn.allow_tf32 = before
