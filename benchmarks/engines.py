@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 import hardy
-from hardy.attacks.threats import parse
+from hardy.attacks.threats import parse_threat as parse
 from hardy.core import client, tensors
 from hardy.core.engine import Branches
 from hardy.core.federation import Client, Federation

@@ -18,7 +18,7 @@ from hardy.core.messages import Slot, Work
 
 EXPERIMENT = Path(__file__).parents[1] / "experiments/fedrbn/digits.toml"
 ONE = ["evaluation.attack_branch=clean", "evaluation.predict_branch=clean"]  # one set of statistics
-SLACK = "method.aggregator={name='by_role',weight={name='chain',stages=[{name='slack',chosen=10}]}}"
+SLACK = "method.aggregator={name='by_role',weight={name='pipeline',pre=[{name='slack',chosen=10}]}}"
 CASES = {
     "standard: FedBN": ["method=fedbn", "data.adversarial=0.0", *ONE],
     "20%: FATBN": ["method=fatbn", *ONE],

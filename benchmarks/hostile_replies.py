@@ -29,7 +29,7 @@ from hardy.core.federation import Client
 from hardy.core.messages import Answer, Slot, Work
 from hardy.core.server import Server
 from hardy.core.training import Training
-from hardy.parts.aggregators.base import Aggregator, chain
+from hardy.parts.aggregators.base import Aggregator, pipeline
 from hardy.registry import PARTS
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -140,7 +140,7 @@ def hardy_rules() -> dict[str, Rule]:
         return factory(**{k: v for k, v in usual.items() if k in inspect.signature(factory).parameters})
 
     rules = {name: example(rule) for name, rule in PARTS["aggregator"].items() if name != "control_mean"}
-    rules |= {name: chain(stages=(example(stage),)) for name, stage in PARTS["stage"].items()}
+    rules |= {name: pipeline(pre=(example(stage),)) for name, stage in PARTS["stage"].items()}
     return {name: _hardy(rule) for name, rule in rules.items()}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import hardy
-from hardy.attacks.threats import parse
+from hardy.attacks.threats import parse_threat as parse
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 FILES = sorted(FOLDER.rglob("*.toml"))

@@ -19,7 +19,7 @@ from hardy.core.training import Training
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.faults.injection import Faults
-from hardy.parts.aggregators.base import chain
+from hardy.parts.aggregators.base import pipeline
 from hardy.parts.norms import Batch
 from hardy.registry import PARTS
 from hardy.runs.prepare import prepare
@@ -84,7 +84,7 @@ def example(factory):
 
 
 RULES = {name: example(rule) for name, rule in PARTS["aggregator"].items() if name != "control_mean"}
-RULES |= {f"chain({name})": chain(stages=(example(stage),)) for name, stage in PARTS["stage"].items()}
+RULES |= {f"pipeline({name})": pipeline(pre=(example(stage),)) for name, stage in PARTS["stage"].items()}
 
 
 class Outside(Trains):

@@ -16,9 +16,9 @@ import hardy
 from hardy.core.layers import forcing
 from hardy.core.messages import Slot, Updates
 from hardy.core.net import Net
+from hardy.core.protocols import RoundContext
 from hardy.papers.fbn import federated
 from hardy.papers.fixbn import fixed
-from hardy.core.protocols import RoundContext
 from hardy.parts.norms import batch
 
 CLIENTS, POINTS, ROUNDS = 10, 30, 100

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import hardy
 from hardy.attacks.gradient import PGD, pgd
-from hardy.attacks.threats import Threat, parse
+from hardy.attacks.threats import Threat
+from hardy.attacks.threats import parse_threat as parse
 from hardy.papers import fatbn, fedrbn
 
 

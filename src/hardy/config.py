@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from hardy.attacks.threats import parse as parse_threat
+from hardy.attacks.threats import parse_threat
 from hardy.core.admission import Admission
 from hardy.core.method import Method
 from hardy.core.protocols import Metric, Optimiser

@@ -17,7 +17,7 @@ from hardy.attacks.balls import length, random_start
 from hardy.attacks.base import margin
 from hardy.attacks.gradient import cw, fgsm, mim, pgd
 from hardy.attacks.square import local_search, square
-from hardy.attacks.threats import PRESETS, parse, parse_all
+from hardy.attacks.threats import PRESETS, parse_threat, parse_threats
 from hardy.core import random
 from hardy.core.layers import calling
 from hardy.errors import HardyError
@@ -333,28 +333,35 @@ def test_wrong_values_are_refused(factory, wrong, message):
 
 @pytest.mark.parametrize("text", PRESETS)
 def test_presets_parse_and_their_names_parse_back(text):
-    threat = parse(text)
+    threat = parse_threat(text)
     assert threat.name == text
-    assert parse(threat.name) == threat
-    assert parse(f" {text.upper()} ".replace(",", ", ")) == threat
+    assert parse_threat(threat.name) == threat
+    assert parse_threat(f" {text.upper()} ".replace(",", ", ")) == threat
 
 
 def test_threats_in_words():
-    assert parse("pgd-20").attack == pgd(steps=20) == parse("pgd-20@8/255").attack == parse("pgd-20@linf").attack
-    assert parse("pgd-7").attack == pgd()
-    assert parse("pgd-33@16/255").attack == pgd(steps=33, epsilon=16 / 255, step=4 / 255)
-    assert parse("pgd-20@eps=4/255,step=1e-3,restarts=5").attack == pgd(
+    assert (
+        parse_threat("pgd-20").attack
+        == pgd(steps=20)
+        == parse_threat("pgd-20@8/255").attack
+        == parse_threat("pgd-20@linf").attack
+    )
+    assert parse_threat("pgd-7").attack == pgd()
+    assert parse_threat("pgd-33@16/255").attack == pgd(steps=33, epsilon=16 / 255, step=4 / 255)
+    assert parse_threat("pgd-20@eps=4/255,step=1e-3,restarts=5").attack == pgd(
         steps=20, epsilon=4 / 255, step=1e-3, restarts=5
     )
-    assert parse("pgd-20@l2,eps=0.5").attack == pgd(steps=20, ball="l2", epsilon=0.5, step=0.125)
-    assert parse("pgd-2@0.1").attack == pgd(steps=2, epsilon=0.1, step=0.05)
-    assert parse("pgd-5@0").attack == pgd(steps=5, epsilon=0.0)
-    assert parse("cw-30").attack == cw()
-    assert parse("mim-20@16/255").attack == mim(epsilon=16 / 255, step=4 / 255)
-    assert parse("lsa").attack == local_search(epsilon=1.0, steps=7)
-    assert parse("square-100@4/255").attack == square(queries=100, epsilon=4 / 255)
-    assert parse("affine@0.2,form=diagonal,2").attack == affine(rotation_radius=0.2, shift_radius=2.0, form="diagonal")
-    names = [threat.name for threat in parse_all("pgd-20@l2,eps=0.5, autoattack,affine@0.4,1.0,square@1,l2,fgsm")]
+    assert parse_threat("pgd-20@l2,eps=0.5").attack == pgd(steps=20, ball="l2", epsilon=0.5, step=0.125)
+    assert parse_threat("pgd-2@0.1").attack == pgd(steps=2, epsilon=0.1, step=0.05)
+    assert parse_threat("pgd-5@0").attack == pgd(steps=5, epsilon=0.0)
+    assert parse_threat("cw-30").attack == cw()
+    assert parse_threat("mim-20@16/255").attack == mim(epsilon=16 / 255, step=4 / 255)
+    assert parse_threat("lsa").attack == local_search(epsilon=1.0, steps=7)
+    assert parse_threat("square-100@4/255").attack == square(queries=100, epsilon=4 / 255)
+    assert parse_threat("affine@0.2,form=diagonal,2").attack == affine(
+        rotation_radius=0.2, shift_radius=2.0, form="diagonal"
+    )
+    names = [threat.name for threat in parse_threats("pgd-20@l2,eps=0.5, autoattack,affine@0.4,1.0,square@1,l2,fgsm")]
     assert names == ["pgd-20@l2,eps=0.5", "autoattack", "affine@0.4,1.0", "square@1,l2", "fgsm"]
 
 
@@ -379,7 +386,7 @@ def test_threats_in_words():
 )
 def test_mistaken_threats(text, message):
     with pytest.raises(HardyError) as caught:
-        parse(text)
+        parse_threat(text)
     assert message in str(caught.value)
 
 
@@ -387,4 +394,4 @@ def test_mistaken_threats(text, message):
 @given(st.text(max_size=12) | st.from_regex(r"(pgd-7|square|affine|apgd-t)@[a-z0-9=,./-]{0,12}", fullmatch=True))
 def test_no_text_makes_a_traceback(text):
     with contextlib.suppress(HardyError):
-        parse_all(text)
+        parse_threats(text)

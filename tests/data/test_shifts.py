@@ -10,10 +10,10 @@ import hardy
 from conftest import federation, fit
 from hardy import papers
 from hardy.attacks.devices import unseen_camera
-from hardy.attacks.threats import parse as threat
+from hardy.attacks.threats import parse_threat as threat
 from hardy.config import DataChoice, Experiment, parse
 from hardy.core import random
-from hardy.data.shifts import camera, device, gaussian_affine, seen, shifted
+from hardy.data.shifts import camera, device, gaussian_affine, seen, with_shift
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.runs.api import evaluate
@@ -32,7 +32,7 @@ def only(**one: float):
 def test_without_strength_a_device_sees_what_is_there():
     data = federation()
     for shift in (camera(strength=0.0), gaussian_affine(strength=0.0), only()):
-        same = shifted(data, shift, seed=3, test=True)
+        same = with_shift(data, shift, seed=3, test=True)
         for before, after in zip(data.clients, same.clients, strict=True):
             for part in ("train", "validation"):
                 first, second = data.x_train[getattr(before, part)], same.x_train[getattr(after, part)]
@@ -44,7 +44,7 @@ def test_each_client_has_its_own_device_and_the_seed_tells_which():
     data = federation()
     everyone = data.clients[0]
     alike = dataclasses.replace(data, clients=(everyone, everyone))  # two clients who hold the same rows
-    taken = [shifted(alike, camera(), seed=seed) for seed in (0, 0, 1)]
+    taken = [with_shift(alike, camera(), seed=seed) for seed in (0, 0, 1)]
     first, second = (taken[0].x_train[client.train] for client in taken[0].clients)
     assert not np.array_equal(first, second)
     assert np.array_equal(taken[0].x_train, taken[1].x_train)

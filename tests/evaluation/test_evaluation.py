@@ -12,7 +12,7 @@ import hardy
 from conftest import federation, fit, net
 from hardy import papers
 from hardy.attacks.autoattack import fab
-from hardy.attacks.threats import parse
+from hardy.attacks.threats import parse_threat as parse
 from hardy.config import EvaluationChoice
 from hardy.core.engine import Branches
 from hardy.engines import EngineChoice

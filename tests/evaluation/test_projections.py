@@ -11,7 +11,7 @@ from conftest import federation, fit
 from hardy import papers
 from hardy.attacks.gradient import pgd
 from hardy.evaluation.projections import norms, penultimate, plane, write_projections
-from hardy.report.plots import Cloud, scatter
+from hardy.report.plots import Cloud, scatter_plot
 from hardy.runs.api import evaluate
 
 SHORT = pgd(steps=1)
@@ -91,7 +91,7 @@ def test_representations_are_what_the_last_layer_sees():
 
 
 def test_clouds_are_drawn_inside_and_named_once():
-    drawing = scatter(
+    drawing = scatter_plot(
         [
             Cloud(label="a<b", points=[(0.0, -1.0, "one"), (5.0, 3.0, "two")], style="c1"),
             Cloud(label="a<b", points=[(2.5, 1.0, "three")], style="c1", cross=True),
@@ -101,4 +101,4 @@ def test_clouds_are_drawn_inside_and_named_once():
     )
     assert drawing.count("<circle") == 2 and drawing.count("×") == 1 and drawing.count("a&lt;b") == 1
     assert 'cx="0.00%" cy="100.00%"' in drawing and 'cx="100.00%" cy="0.00%"' in drawing
-    assert "none" not in drawing and scatter([], title="nothing") == ""
+    assert "none" not in drawing and scatter_plot([], title="nothing") == ""

@@ -12,7 +12,7 @@ import hardy  # noqa: F401  (fills the registry)
 from hardy.core.messages import Slot, Updates
 from hardy.core.partition import Role
 from hardy.core.protocols import RoundContext
-from hardy.parts.aggregators.base import by_role, mean
+from hardy.parts.aggregators.base import by_role, mean, pipeline
 from hardy.registry import PARTS
 
 ROLES = {"w": Role.WEIGHT, "mean": Role.NORM_MEAN, "count": Role.COUNTER}
@@ -26,7 +26,7 @@ def example(factory):
 
 
 RULES = {name: example(factory) for name, factory in PARTS["aggregator"].items() if name != "control_mean"}
-RULES |= {f"chain({name})": chain(stages=(example(stage),)) for name, stage in PARTS["stage"].items()}
+RULES |= {f"pipeline({name})": pipeline(pre=(example(stage),)) for name, stage in PARTS["stage"].items()}
 
 
 def updates(slots: int, bases: int = 1, seed: int = 0, spread: float = 1.0) -> Updates:

@@ -79,6 +79,15 @@ def test_tokens_are_told_apart_by_place_and_by_what_they_see():
     torch.testing.assert_close(model(x), model(moved))
 
 
+def test_attention_is_that_of_torch():
+    attention, x = small().block1.attention, torch.rand(3, 7, 16, dtype=torch.float64)
+    query, key, value = (
+        layer(x).unflatten(2, (4, 4)).transpose(1, 2) for layer in (attention.query, attention.key, attention.value)
+    )
+    expected = attention.out(F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(attention(x), expected, rtol=0, atol=1e-12)
+
+
 def test_attention_is_counted():
     model = tiny_vit(shape=(1, 8, 8), patch=4, blocks=1, heads=2, classes=3, width=0.5)
     tokens, features = 4, 16

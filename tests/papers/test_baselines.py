@@ -19,12 +19,12 @@ from hardy.core.training import Training
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.papers.afl import agnostic, onto_simplex
-from hardy.papers.fat import affordable
+from hardy.papers.fat import where_affordable
 from hardy.papers.fed_soft_better import soft_better
 from hardy.papers.per_fedavg import halves, meta
 from hardy.papers.scaffold import control_mean
 from hardy.parts.adversarial import adversarial, by_kind, free
-from hardy.parts.aggregators.base import by_role, mean
+from hardy.parts.aggregators.base import by_role, mean, pipeline
 from hardy.parts.norms import dual
 from hardy.parts.objectives import cross_entropy
 
@@ -53,7 +53,7 @@ def context(clients: int) -> RoundContext:
 
 def test_fat_methods_are_the_methods_on_an_adversarial_objective():
     attack = pgd(steps=2)
-    objective = affordable(adversarial(attack=attack, mix=1.0))
+    objective = where_affordable(adversarial(attack=attack, mix=1.0))
     pairs = [
         (papers.fatavg, papers.fedavg(objective=objective)),
         (papers.fatprox, papers.fedprox(objective=objective)),
@@ -126,7 +126,7 @@ def test_projection_onto_the_simplex():
 
 
 def test_afl_moves_towards_high_losses_and_stays_on_the_simplex():
-    rule = chain(stages=(agnostic(step=0.05),))
+    rule = pipeline(pre=(agnostic(step=0.05),))
     memory = rule.memory(context(4))
     assert memory["0.mixture"].tolist() == [[0.25] * 4]
     given = updates([0.5, 1.0, 2.0, 1.0])
@@ -140,7 +140,7 @@ def test_afl_moves_towards_high_losses_and_stays_on_the_simplex():
 
 
 def test_afl_leaves_clients_outside_the_cohort_as_they_are():
-    rule = chain(stages=(agnostic(step=0.1),))
+    rule = pipeline(pre=(agnostic(step=0.1),))
     memory = {"0.mixture": torch.tensor([[0.4, 0.3, 0.2, 0.1]]).double()}
     given = updates([1.0, 3.0], clients=[2, 0])
     shared, after = rule.finish(rule.fold(None, given, context(4)), context(4), memory)
@@ -158,7 +158,7 @@ def test_afl_without_a_step_is_fedavg_with_its_first_mixture():
 
 
 def test_afl_keeps_a_mixture_for_each_base():
-    rule = chain(stages=(agnostic(step=0.1),))
+    rule = pipeline(pre=(agnostic(step=0.1),))
     two = dataclasses.replace(context(2), shared={"w": torch.zeros(2, 1).double()}, bases=2)
     given = dataclasses.replace(updates([1.0, 2.0]), slots=[Slot(0, 1), Slot(1, 1)])
     shared, after = rule.finish(rule.fold(None, given, two), two, rule.memory(two))
@@ -197,7 +197,7 @@ def test_soft_better_at_infinite_temperature_is_fedavg():
 
 def test_stages_follow_one_another():
     """AFL's first mixture takes the place of the sample counts; the softmax then tilts it."""
-    rule = chain(stages=(agnostic(step=0.0), soft_better()))
+    rule = pipeline(pre=(agnostic(step=0.0), soft_better()))
     given = updates([0.0, 1.0], weights=[5.0, 1.0])
     shared, _ = rule.finish(rule.fold(None, given, context(2)), context(2), rule.memory(context(2)))
     torch.testing.assert_close(shared["w"][0, 0], torch.sigmoid(torch.tensor(-1.0)).double())
@@ -210,8 +210,8 @@ def test_a_rule_without_weighted_form_is_refused_after_a_stage(rule):
     with pytest.raises(
         HardyError, match=r"stage 'SoftBetter' weighs the updates, but the rule .* has no weighted form"
     ):
-        chain(stages=(soft_better(),), rule=rule)
-    assert chain(rule=rule).rule == rule  # nothing to ignore
+        pipeline(pre=(soft_better(),), rule=rule)
+    assert pipeline(rule=rule).rule == rule  # nothing to ignore
 
 
 def test_chains_and_baselines_are_written_in_toml():
@@ -220,15 +220,15 @@ def test_chains_and_baselines_are_written_in_toml():
     name = "fatavg"
     mix = 1.0
     attack = { name = "pgd", steps = 3 }
-    aggregator = { name = "chain", stages = [{ name = "agnostic", step = 0.1 }, "soft_better"], rule = "mean" }
+    aggregator = { name = "pipeline", pre = [{ name = "agnostic", step = 0.1 }, "soft_better"], rule = "mean" }
     [training]
     epochs = 4
     epochs_decay = 0.5
     epochs_every = 10
     """
     made = config.method(config.parse(text))
-    assert made.aggregator == chain(stages=(agnostic(step=0.1), soft_better()), rule=mean())
-    assert made.objective == affordable(adversarial(attack=pgd(steps=3), mix=1.0))
+    assert made.aggregator == pipeline(pre=(agnostic(step=0.1), soft_better()), rule=mean())
+    assert made.objective == where_affordable(adversarial(attack=pgd(steps=3), mix=1.0))
 
 
 # Per-FedAvg

@@ -12,7 +12,7 @@ from conftest import SHAPE, assert_close, everything, federation, fit, net
 from hardy import config, papers
 from hardy.config import EvaluationChoice
 from hardy.core import tensors
-from hardy.core.client import compute_gradients
+from hardy.core.client import apply_gradients, compute_gradients, init_client
 from hardy.core.net import Net
 from hardy.core.protocols import Batch
 from hardy.core.training import Training
@@ -40,7 +40,7 @@ def one_client(objective, shape=SHAPE, seed=0):
         torch.manual_seed(seed)
         plan = papers.fedavg(norm=absent(), objective=objective).bind(net, shape)
     plan.model.double()
-    first = begin(plan, plan.start, {n: t for n, t in plan.start.items() if n.startswith("shift.")})
+    first = init_client(plan, plan.start, {n: t for n, t in plan.start.items() if n.startswith("shift.")})
     trained = {n: t.double() for n, t in first.trained.items()}
     private = {n: 0.02 * torch.randn(t.shape, generator=draw, dtype=torch.float64) for n, t in first.private.items()}
     batch = Batch(torch.rand(5, *shape, generator=draw, dtype=torch.float64), torch.arange(5) % 3)
@@ -61,8 +61,9 @@ def test_one_step_moves_both_players_along_the_gradient_of_f(structure):
     objective = shifted(structure=structure, step=0.03, offset_step=0.2, multiplier=5.0, offset_multiplier=0.5)
     plan, state, batch, f = one_client(objective)
     both = state._replace(**{k: tensors.copies(getattr(state, k)) for k in ("trained", "private")})
-    found = compute_gradients(plan, objective, {}, both, batch, torch.tensor(1))
-    after = move(PLAIN, objective, both, {}, found, torch.tensor(0.1, dtype=torch.float64))
+    rate = torch.tensor(0.1, dtype=torch.float64)
+    found = compute_gradients(plan, objective, {}, both, batch, torch.tensor(1), rate)
+    after = apply_gradients(plan.method.optimiser, objective, both, found, rate)
     torch.testing.assert_close(found.loss, f(state.trained, state.private) + objective.price(state.private))
     draw = torch.Generator().manual_seed(7)
     for name, value in {**state.trained, **state.private}.items():
@@ -225,7 +226,7 @@ def test_it_combines_with_other_parts():
         structure = "channel"
         norm = "federated"
         objective = "adversarial"
-        aggregator = { name = "chain", stages = ["slack"] }
+        aggregator = { name = "pipeline", pre = ["slack"] }
     """
     read = config.method(config.parse(text))
     assert read.objective.structure == "channel" and read.objective.inner.mix == 0.5

@@ -94,7 +94,7 @@ def test_each_client_counts_once_for_each_entry_it_holds():
 
 
 def test_a_width_is_served_by_its_corner_and_its_figures_are_of_it():
-    run = fit(papers.heterofl(widths=WIDTHS, norm=batch(serving="post")), data=unlike(), rounds=1)
+    run = fit(papers.heterofl(widths=WIDTHS, norm=batch(inference_statistics="recomputed")), data=unlike(), rounds=1)
     served = run.engine.plan.method.budget.serve(run.state.shared, 0.5)[0]
     whole = {n: t[0] for n, t in run.state.shared.items()}
     corner = narrowed(shapes(whole), 0.5)

@@ -24,7 +24,7 @@ from hardy.faults.injection import Faults
 from hardy.papers.scaffold import control_mean
 from hardy.papers.sfat import sfat, sfat_prox, sfat_scaffold, slack
 from hardy.parts.adversarial import adversarial, mart, trades
-from hardy.parts.aggregators.base import by_role, mean, uniform
+from hardy.parts.aggregators.base import by_role, mean, pipeline, uniform
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments" / "sfat"
 QUICK = adversarial(attack=pgd(steps=1), mix=1.0)
@@ -60,7 +60,7 @@ def aggregate(rule, given, at, memory=None):
 
 def weights(stage, losses, **options):
     given = updates(losses, **options)
-    return aggregate(chain(stages=(stage,)), given, context(max(s.client for s in given.slots) + 1, len(losses)))[0]
+    return aggregate(pipeline(pre=(stage,)), given, context(max(s.client for s in given.slots) + 1, len(losses)))[0]
 
 
 # the slack
@@ -147,8 +147,8 @@ def test_scaffold_counts_every_client_the_same_before_the_slack():
     share, _ = aggregate(made.aggregator.weight, updates([1.0, 2.0, 3.0], weights=[50.0, 1.0, 7.0]), context(3))
     torch.testing.assert_close(share, torch.tensor([1.2, 1.0, 1.0]).double() / 3.2)
     with pytest.raises(HardyError, match="has no weighted form"):
-        chain(stages=(slack(),), rule=mean(weigh="uniform"))
-    assert chain(stages=(uniform(), slack())).uses_weights
+        pipeline(pre=(slack(),), rule=mean(weigh="uniform"))
+    assert pipeline(pre=(uniform(), slack())).uses_weights
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_when_slack_starts_and_how_it_fades():
     assert [round(late.more(now), 9) for now in (1, 2, 3)] == [0.0, 0.4, 0.4]
     fading = slack(alpha=1 / 6, start=2, anneal=4)
     assert [round(1 + fading.more(now), 9) for now in range(1, 8)] == [1.0, 1.4, 1.3, 1.2, 1.1, 1.0, 1.0]
-    rule, given = chain(stages=(slack(alpha=1 / 6, start=2, shrink=0.5, as_published=True),)), updates([1.0, 2.0, 3.0])
+    rule, given = pipeline(pre=(slack(alpha=1 / 6, start=2, shrink=0.5, as_published=True),)), updates([1.0, 2.0, 3.0])
     first, _ = aggregate(rule, given, context(3))
     torch.testing.assert_close(first, torch.ones(3).double() / 3)
     second, _ = aggregate(rule, given, context(3, round=1))
@@ -177,7 +177,7 @@ def test_when_slack_starts_and_how_it_fades():
 
 def test_ties_and_order():
     given = updates([1.0, 1.0, 1.0, 1.0], clients=[3, 1, 2, 0])
-    share, _ = aggregate(chain(stages=(slack(),)), given, context(4))
+    share, _ = aggregate(pipeline(pre=(slack(),)), given, context(4))
     assert share.argmax() == 3  # the client with the smallest number, wherever it stands
 
 
@@ -190,7 +190,7 @@ def test_few_clients_get_no_slack_beyond_half_of_them():
 def test_slack_among_one_kind_of_clients():
     kinds = ("ST", "AT", "ST", "AT", "AT", "")
     given = updates([0.001, 2.0, 0.002, 1.0, 3.0, 4.0])
-    rule = chain(stages=(slack(alpha=0.5, kind="AT"),))
+    rule = pipeline(pre=(slack(alpha=0.5, kind="AT"),))
     share, memory = aggregate(rule, given, context(6, kinds=kinds))
     torch.testing.assert_close(share, torch.tensor([1, 1, 1, 3, 1, 1]).double() / 8)
     assert rule.figures(memory) == {"up_weighted": [3]}
@@ -204,7 +204,7 @@ def test_slack_among_one_kind_of_clients():
 
 def turns_of(stage, losses, rounds, clients=5):
     """How often each client is up-weighted in some rounds of the same losses."""
-    rule, memory = chain(stages=(stage,)), None
+    rule, memory = pipeline(pre=(stage,)), None
     for at in range(rounds):
         _, memory = aggregate(rule, updates(losses), context(clients, round=at), memory)
     return memory["0.turns"][0].tolist()
@@ -233,7 +233,7 @@ def test_a_cunning_liar_gets_half_of_the_rounds():
 
 
 def test_turns_are_counted_over_the_rounds_a_client_took_part_in():
-    rule = chain(stages=(slack(turns=0.5),))
+    rule = pipeline(pre=(slack(turns=0.5),))
     memory = None
     for at in range(6):  # client 2 is there in every other round, always with the smallest loss
         clients, losses = ([0, 1, 2], [2.0, 3.0, 1.0]) if at % 2 else ([0, 1, 3], [2.0, 3.0, 4.0])
@@ -261,7 +261,7 @@ def test_attack_and_guard_in_one_federation():
 
 
 def test_each_base_has_a_memory_and_only_this_round_is_told():
-    rule, at = chain(stages=(slack(),)), context(4, bases=2)
+    rule, at = pipeline(pre=(slack(),)), context(4, bases=2)
     given = updates([1.0, 2.0, 3.0, 4.0], bases=[0, 0, 1, 1])
     _, memory = rule.finish(rule.fold(None, given, at), at, rule.memory(at))
     assert rule.figures(memory) == {"up_weighted": [0, 2]}
@@ -313,9 +313,9 @@ def test_methods_and_their_slack_are_written_in_toml():
     short = config.parse("", ["method=sfat_prox", "method.slack.believed=inf", "method.strength=0.1"])
     made = config.method(short)
     assert made.objective.strength == 0.1
-    assert made.aggregator.weight == chain(stages=(slack(believed=math.inf),))
-    staged = 'method.aggregator={ name = "chain", stages = [{ name = "slack", kind = "AT" }] }'
-    assert config.method(config.parse("", ["method=fatavg", staged])).aggregator == chain(stages=(slack(kind="AT"),))
+    assert made.aggregator.weight == pipeline(pre=(slack(believed=math.inf),))
+    staged = 'method.aggregator={ name = "pipeline", pre = [{ name = "slack", kind = "AT" }] }'
+    assert config.method(config.parse("", ["method=fatavg", staged])).aggregator == pipeline(pre=(slack(kind="AT"),))
 
 
 @pytest.mark.parametrize(

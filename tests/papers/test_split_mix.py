@@ -30,6 +30,7 @@ from hardy.papers.fedrbn import propagated
 from hardy.papers.sfat import slack
 from hardy.papers.split_mix import queue
 from hardy.parts.adversarial import adversarial, by_kind
+from hardy.parts.aggregators.base import pipeline
 from hardy.parts.norms import batch, dual
 from hardy.parts.objectives import cross_entropy
 from hardy.runs import api as evaluation
@@ -191,7 +192,7 @@ def test_norms_served_by_the_batch_and_measured_afterwards(serving, engine):
 
 
 def test_served_by_the_batch_an_attack_faces_all_rows_and_the_red_flag_goes_up():
-    run = fit(papers.split_mix(width=0.5, norm=batch(serving="batch")), rounds=1)
+    run = fit(papers.split_mix(width=0.5, norm=batch(inference_statistics="batch")), rounds=1)
     deployed = ServedClients(run.engine, run.state, "test", Branches(), None)
     standing = deployed.standing()
     left = deployed.attacked(pgd(epsilon=0.0, steps=1), standing, torch.tensor(0))
@@ -253,7 +254,7 @@ def test_fedrbn_and_sfat_inside_split_mix():
         assert ((given[1, base] >= lo - 1e-9) & (given[1, base] <= hi + 1e-9)).all()  # a mixture of the AT clients'
         assert given[1, base].abs().sum() > 0
     assert not torch.equal(given[1, 0], given[1, 1])
-    slacked = papers.split_mix(width=0.5).replace(aggregator=chain(stages=(slack(alpha=1 / 6),)))
+    slacked = papers.split_mix(width=0.5).replace(aggregator=pipeline(pre=(slack(alpha=1 / 6),)))
     assert not torch.equal(
         fit(slacked).state.shared["fc.weight"], fit(papers.split_mix(width=0.5)).state.shared["fc.weight"]
     )
@@ -267,7 +268,7 @@ def test_fedrbn_and_sfat_inside_split_mix():
     name = "split_mix"
     width = 0.25
     norm = { name = "dual", clean = { name = "local", statistics = "reported" }, adversarial = { name = "propagated" } }
-    aggregator = { name = "chain", stages = [{ name = "slack" }] }
+    aggregator = { name = "pipeline", pre = [{ name = "slack" }] }
     """
     made = hardy.config.method(hardy.config.parse(text))
     assert made.norm.adversarial == propagated() and made.budget == queue(width=0.25)
@@ -288,7 +289,7 @@ def test_fedrbn_and_sfat_inside_split_mix():
         (lambda: fit(papers.split_mix(width=0.5)).customise(robustness=0.5), r"robustness 0\.5 .*norm dual"),
         (lambda: fit(papers.fedbn()).customise(), r"client"),
         (lambda: exponential(factor=1.0), r"factor > 1"),
-        (lambda: dual(clean=batch(serving="batch")), r"serving = 'batch'"),
+        (lambda: dual(clean=batch(inference_statistics="batch")), r"serving = 'batch'"),
         (
             lambda: hardy.fit(experiment(method={"name": "split_mix", "width": 0.5}), quiet=True),
             r"model\.width is 1\.0",

@@ -18,7 +18,7 @@ from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.papers.afl import agnostic
 from hardy.parts.aggregators import columns
-from hardy.parts.aggregators.base import by_role
+from hardy.parts.aggregators.base import by_role, pipeline
 from hardy.parts.aggregators.robust import (
     bulyan,
     centred_clipping,
@@ -40,10 +40,10 @@ RULES = {  # name -> rule that holds against f liars among updates of a given sc
     "bulyan": lambda f, scale: bulyan(f=f),
     "minimum_diameter": lambda f, scale: minimum_diameter(f=f),
     "centred_clipping": lambda f, scale: centred_clipping(radius=3 * scale, iterations=3),
-    "mixing": lambda f, scale: chain(stages=(nearest_neighbour_mixing(f=f),), rule=trimmed_mean(f=f)),
-    "bucketing": lambda f, scale: chain(stages=(bucketing(size=2),), rule=trimmed_mean(f=f)),
-    "clipping": lambda f, scale: chain(stages=(clipping(radius=3 * scale),)),
-    "adaptive_clipping": lambda f, scale: chain(stages=(adaptive_clipping(f=f),), rule=trimmed_mean(f=f)),
+    "mixing": lambda f, scale: pipeline(pre=(nearest_neighbour_mixing(f=f),), rule=trimmed_mean(f=f)),
+    "bucketing": lambda f, scale: pipeline(pre=(bucketing(size=2),), rule=trimmed_mean(f=f)),
+    "clipping": lambda f, scale: pipeline(pre=(clipping(radius=3 * scale),)),
+    "adaptive_clipping": lambda f, scale: pipeline(pre=(adaptive_clipping(f=f),), rule=trimmed_mean(f=f)),
 }
 WIDTH = 7
 
@@ -383,8 +383,8 @@ def test_a_cohort_too_small_for_the_rule_is_refused_before_training():
         (lambda: geometric_median(iterations=0), "iterations"),
         (lambda: bucketing(size=0), "size"),
         (lambda: clipping(radius=-1.0), "radius"),
-        (lambda: chain(stages=(agnostic(),), rule=trimmed_mean(f=1)), "'Agnostic' weighs"),
-        (lambda: chain(stages=(agnostic(), bucketing(size=2)), rule=coordinate_median()), "'Agnostic' weighs"),
+        (lambda: pipeline(pre=(agnostic(),), rule=trimmed_mean(f=1)), "'Agnostic' weighs"),
+        (lambda: pipeline(pre=(agnostic(), bucketing(size=2)), rule=coordinate_median()), "'Agnostic' weighs"),
     ],
 )
 def test_what_cannot_work_is_refused(make, words):
@@ -393,7 +393,7 @@ def test_what_cannot_work_is_refused(make, words):
 
 
 def test_weighing_goes_with_a_rule_that_has_a_weighted_form():
-    chain(stages=(agnostic(), nearest_neighbour_mixing(f=1)), rule=geometric_median(weigh="samples"))
+    pipeline(pre=(agnostic(), nearest_neighbour_mixing(f=1)), rule=geometric_median(weigh="samples"))
 
 
 def test_many_liars_are_told_apart_in_time():
@@ -407,7 +407,7 @@ def test_many_liars_are_told_apart_in_time():
 
 
 def test_both_engines_and_resuming_agree(tmp_path):
-    rule = chain(stages=(bucketing(size=2), adaptive_clipping(f=1)), rule=by_role(weight=coordinate_median()))
+    rule = pipeline(pre=(bucketing(size=2), adaptive_clipping(f=1)), rule=by_role(weight=coordinate_median()))
     method, data = papers.fedavg().replace(aggregator=rule), federation(sizes=(6, 7, 8, 5, 6, 7))
     whole = fit(method, data=data)
     many = fit(method, data=data, engine=EngineChoice(name="vectorised", device="cpu", precision="float64", lane=4))
@@ -425,11 +425,11 @@ def test_written_in_toml():
 [method]
 name = "fedavg"
 [method.aggregator]
-name = "chain"
-stages = [{ name = "nearest_neighbour_mixing", f = 3 }]
+name = "pipeline"
+pre = [{ name = "nearest_neighbour_mixing", f = 3 }]
 rule = { name = "by_role", default = "coordinate_median", norm_var = { name = "krum", f = 2 } }
 """
-    expected = chain(
-        stages=(nearest_neighbour_mixing(f=3),), rule=by_role(default=coordinate_median(), norm_var=krum(f=2))
+    expected = pipeline(
+        pre=(nearest_neighbour_mixing(f=3),), rule=by_role(default=coordinate_median(), norm_var=krum(f=2))
     )
     assert config.method(config.parse(text)).aggregator == expected

@@ -77,7 +77,7 @@ _FAMILIES = {
 }
 
 
-def parse(text: str) -> Threat:
+def parse_threat(text: str) -> Threat:
     """The threat a text names."""
     text = re.sub(r"\s", "", text).lower()
     name, _, written = text.partition("@")
@@ -109,12 +109,12 @@ def parse(text: str) -> Threat:
     return Threat(name=text, attack=attack(**given))
 
 
-def parse_all(text: str) -> tuple[Threat, ...]:
+def parse_threats(text: str) -> tuple[Threat, ...]:
     """The threats of a list such as pgd-20@l2,eps=0.5,autoattack: numbers, balls and key=value belong to the last."""
     text = re.sub(r"\s", "", text).lower()
     option = rf"[-+.0-9]|({'|'.join(get_args(Ball))})(,|$)|[^,@]*="
     cuts = [comma.start() for comma in re.finditer(rf",(?!{option})", text)]
-    return tuple(parse(text[first + 1 : last]) for first, last in pairwise([-1, *cuts, len(text)]))
+    return tuple(parse_threat(text[first + 1 : last]) for first, last in pairwise([-1, *cuts, len(text)]))
 
 
 def _value(text: str, hint: object, what: str) -> object:
@@ -137,4 +137,4 @@ def _value(text: str, hint: object, what: str) -> object:
     return text
 
 
-__all__ = ["PRESETS", "Threat", "parse", "parse_all"]
+__all__ = ["PRESETS", "Threat", "parse_threat", "parse_threats"]

@@ -47,7 +47,11 @@ _FACTS = {
 
 def _usual(kind: str, name: str) -> Callable[[], Any]:
     """The part a method has unless it says otherwise, by name: the core imports no part."""
-    return lambda: find(kind, name)()
+
+    def make() -> Any:
+        return find(kind, name)()
+
+    return make
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +162,8 @@ class Method:
     def _refuse_extra(self, part: Part, where: Placement, extra: Tensors, tag: dict[str, Tag]) -> None:
         if taken := extra.keys() & tag.keys():
             raise HardyError(
-                f"two owners for tensor {min(taken)!r}: the model and {name_part(part)!r}. Usual fix: rename the module."
+                f"two owners for tensor {min(taken)!r}: the model and {name_part(part)!r}. Usual fix: rename the "
+                "module."
             )
         if extra and where is Placement.SHARED and Role.CONTROL not in self.aggregator.claims:
             raise HardyError(

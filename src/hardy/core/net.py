@@ -11,8 +11,8 @@ from hardy.core.tensors import Tensors
 
 
 class Net:
-    """forward(x, branch, statistics) over the tensors of one slot. Passes in batch mode move `buffers` (the statistics),
-    which the step reads off afterwards; the tensors given are never written to."""
+    """forward(x, branch, statistics) over the tensors of one slot. Passes in batch mode move `buffers`, the
+    statistics, which the step reads off afterwards; the tensors given are never written to."""
 
     def __init__(self, model: nn.Module, trained: Tensors, buffers: Tensors) -> None:
         self.model, self.buffers = model, buffers

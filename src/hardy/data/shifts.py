@@ -116,7 +116,7 @@ def seen(x: Pixels, shift: Shift, key: Tensor) -> Pixels:
     return taken
 
 
-def shifted(federation: Federation, shift: Shift, *, seed: int, test: bool = False) -> Federation:
+def with_shift(federation: Federation, shift: Shift, *, seed: int, test: bool = False) -> Federation:
     """Every client's training and validation rows as its own device takes them; its test rows too, where asked.
 
     Rows are laid out anew, client by client, so that clients who share a row see it each in its own way.
@@ -141,4 +141,4 @@ def shifted(federation: Federation, shift: Shift, *, seed: int, test: bool = Fal
 
 
 camera, gaussian_affine = Camera, GaussianAffine
-__all__ = ["Shift", "camera", "device", "gaussian_affine", "seen", "shifted"]
+__all__ = ["Shift", "camera", "device", "gaussian_affine", "seen", "with_shift"]

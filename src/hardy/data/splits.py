@@ -60,21 +60,12 @@ def federate(
         )
         dealt = rule(keys_train[pool], clients, random.stream(seed, "split", number))
         held = [_part(pool[rows], validation) for rows in dealt]
-        for client, (train, _) in enumerate(held, len(made)):
-            if not len(train):
-                name = dataset.name if pooled else domains[number].name
-                raise HardyError(
-                    f"client {client} would get 0 of the {len(pool)} training rows of {name}, dealt to {len(dealt)} "
-                    "clients; it needs 1. Take fewer clients, a higher limit or a more even split."
-                )
-        if test == "shared":
-            tests = [pool_test] * len(held)
-        elif test == "matched":
-            tests = _matched(pool_test, y_test, [y_train[train] for train, _ in held])
-        elif by_owner:
+        name = dataset.name if pooled else domains[number].name
+        _refuse_empty([train for train, _ in held], first=len(made), rows=len(pool), name=name)
+        if test == "split" and by_owner:
             tests = _owned(pool_test, keys_test, [int(keys_train[train[0]]) for train, _ in held])
         else:
-            tests = np.array_split(pool_test, len(held))
+            tests = _tests(test, pool_test, y_test, [y_train[train] for train, _ in held])
         made += [
             Client(
                 domain=domains[np.bincount(home_train[train]).argmax()].name,
@@ -244,6 +235,22 @@ def _part(rows: Rows, validation: float) -> tuple[Rows, Rows]:
     """Training rows and, at the end, validation rows."""
     kept = len(rows) - int(len(rows) * validation + 1e-9)  # 0.29 of 100 is 29
     return rows[:kept], rows[kept:]
+
+
+def _refuse_empty(dealt: Sequence[Rows], *, first: int, rows: int, name: str) -> None:
+    for client, train in enumerate(dealt, first):
+        if not len(train):
+            raise HardyError(
+                f"client {client} would get 0 of the {rows} training rows of {name}, dealt to {len(dealt)} clients; "
+                "it needs 1. Take fewer clients, a higher limit or a more even split."
+            )
+
+
+def _tests(test: Testing, pool: Rows, labels: Labels, trained: Sequence[Labels]) -> list[Rows]:
+    """The test rows of clients who trained on these labels."""
+    if test == "shared":
+        return [pool] * len(trained)
+    return _matched(pool, labels, trained) if test == "matched" else np.array_split(pool, len(trained))
 
 
 def _matched(pool: Rows, labels: Labels, trained: Sequence[Labels]) -> list[Rows]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hardy.attacks.base import Attack, Forward
-from hardy.attacks.threats import Threat, parse
+from hardy.attacks.threats import Threat, parse_threat
 from hardy.core import random, tensors
 from hardy.core.engine import Branches, DataPart, Question
 from hardy.core.federation import Client, Rows
@@ -205,7 +205,7 @@ class LocalMeasure:
                 served[part] = ServedClients(self.engine, state, part, branches)
                 found[Question(part)] = served[part].standing()
             if threat:
-                found[Question(part, threat)] = self._under(served[part], parse(threat), found[Question(part)])
+                found[Question(part, threat)] = self._under(served[part], parse_threat(threat), found[Question(part)])
         return [shares(found[question]) for question in asked]
 
     def _under(self, served: ServedClients, threat: Threat, standing: list[Mask]) -> list[Mask]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from hardy.attacks.threats import parse
+from hardy.attacks.threats import parse_threat
 from hardy.config import NetworkChoice
 from hardy.core import tensors
 from hardy.core.engine import Branches, Question
@@ -113,7 +113,7 @@ class Flower:
 
     def measure(self, state: ServerState, asked: Sequence[Question], branches: Branches) -> list[list[float | None]]:
         """The share of its own rows that each client classifies rightly, for each question, as the nodes say."""
-        asked = [Question(part, threat and parse(threat).name) for part, threat in asked]
+        asked = [Question(part, threat and parse_threat(threat).name) for part, threat in asked]
         shared = wire.pack(self.plan.aggregator.served(state.shared, state.memory))
         settings: dict[str, Any] = {
             "parts": [part for part, _ in asked],

@@ -44,4 +44,5 @@ def macs(model: nn.Module, shape: ImageShape, tensors: Mapping[str, Sequence[int
     dtype = next((parameter.dtype for parameter in model.parameters()), None)
     with MacCounter() as counter, torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         model(torch.empty(1, *shape, dtype=dtype, device="meta"))
-    return counter.total
+    total: int = counter.total
+    return total

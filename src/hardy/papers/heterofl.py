@@ -185,8 +185,7 @@ class CornerBudget(Budget):
                 )
 
     def submodels(self, model: nn.Module, shape: ImageShape) -> Submodels:
-        state = {n: t for n, t in (*model.named_parameters(), *model.named_buffers())}
-        whole = {n: tuple(t.shape) for n, t in state.items()}
+        whole = {n: tuple(t.shape) for n, t in (*model.named_parameters(), *model.named_buffers())}
         return Corners(self.widths, self.slimmable, whole, channel_axes(model, shape))
 
     def serve(self, held: Tensors, width: float, submodels: Submodels | None = None) -> list[Tensors]:

@@ -78,8 +78,8 @@ class Queue(Mixed):
         for number, client in enumerate(setting.clients):
             if not affordable(client.capacity, self.width):
                 raise HardyError(
-                    f"client {number} can train a width of {client.capacity:g}, below the {self.width:g} of a base. Take "
-                    "narrower bases (method.width), or raise its capacity (data.capacity)."
+                    f"client {number} can train a width of {client.capacity:g}, below the {self.width:g} of a base. "
+                    "Take narrower bases (method.width), or raise its capacity (data.capacity)."
                 )
 
     def networks(self, build: Callable[[], nn.Module]) -> list[nn.Module]:

@@ -187,8 +187,8 @@ class Chain(Optimiser):
         steps = [type(link).__name__ for link in self.links if link.makes_step]
         if len(steps) != 1 or not self.links[-1].makes_step:
             raise HardyError(
-                f"chain of {[type(link).__name__ for link in self.links]}: exactly one link makes the step, and it must "
-                "be the last. Usual fix: end with sgd, adam or adamw."
+                f"chain of {[type(link).__name__ for link in self.links]}: exactly one link makes the step, and it "
+                "must be the last. Usual fix: end with sgd, adam or adamw."
             )
         if any(isinstance(link, Chain) for link in self.links):
             raise HardyError("a chain inside a chain: put all links into one.")

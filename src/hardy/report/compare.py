@@ -12,7 +12,7 @@ from hardy.core.files import disk
 from hardy.errors import HardyError
 from hardy.report.page import figure, page, section, table
 from hardy.report.plots import COLOURS, Series, lines, percent
-from hardy.report.stored_run import Run, number, read_run
+from hardy.report.stored_run import StoredRun, number, read_run
 
 
 def _mean_and_std(objects: Sequence[Any], *keys: str) -> tuple[float, float] | None:
@@ -37,7 +37,7 @@ class Row:
     """A run, or the seeds of one."""
 
     name: str
-    runs: list[Run]
+    runs: list[StoredRun]
 
     def told(self, key: str) -> str:
         """What the runs say under this key, once."""
@@ -129,7 +129,7 @@ def compare(folders: Sequence[Path]) -> Comparison:
     return Comparison(rows=rows, columns=columns)
 
 
-def _curve(row: Row, along: Callable[[Run], dict[float, float]]) -> Series:
+def _curve(row: Row, along: Callable[[StoredRun], dict[float, float]]) -> Series:
     """Mean accuracy over the seeds at the rounds that all of them evaluated, with a band of one deviation."""
     curves = [dict(run.series("standard_accuracy", "mean")) for run in row.runs]
     axes = [along(run) for run in row.runs]
@@ -154,12 +154,6 @@ def _swept(row: Row, curve: tuple[str, str]) -> Series:
 def write_comparison(folders: Sequence[Path], out: Path) -> Path:
     """The table of `compare` and its curves, over rounds, bytes sent up and radii of attacks, as one HTML file."""
     compared = compare(folders)
-    over_rounds = [
-        _curve(row, lambda run: {line["round"]: line["round"] for line in run.rounds}) for row in compared.rows
-    ]
-    over_bytes = [
-        _curve(row, lambda run: {at: sent / 1e6 for at, sent in run.cumulative("bytes_up")}) for row in compared.rows
-    ]
     cells = [
         [
             f'<span class="key c{at % COLOURS}"></span>{escape(row[0])}',
@@ -174,31 +168,44 @@ def write_comparison(folders: Sequence[Path], out: Path) -> Path:
         f"<h1>{title}</h1>",
         table(compared.head(), cells, words=2),
         f'<p class="note">{note}</p>',
-        section(
-            "Mean accuracy",
-            [
-                figure("Over rounds", lines(over_rounds, title="Mean accuracy over rounds", y=percent)),
-                figure(
-                    "Over bytes sent up",
-                    lines(
-                        over_bytes,
-                        title="Mean accuracy over bytes sent up",
-                        y=percent,
-                        x_name="MB",
-                        x_step=0.0,
-                    ),
-                ),
-            ],
-        ),
+        _accuracy_curves(compared.rows),
+        _attack_curves(compared.rows),
     )
-    curves = dict.fromkeys(curve for row in compared.rows for run in row.runs for curve in run.sweeps())
-    attacked = section(
+    with disk(str(out)):
+        out.write_text(page(title, *body), "utf-8")
+    return out
+
+
+def _accuracy_curves(rows: Sequence[Row]) -> str:
+    over_rounds = [_curve(row, lambda run: {line["round"]: line["round"] for line in run.rounds}) for row in rows]
+    over_bytes = [_curve(row, lambda run: {at: sent / 1e6 for at, sent in run.cumulative("bytes_up")}) for row in rows]
+    return section(
+        "Mean accuracy",
+        [
+            figure("Over rounds", lines(over_rounds, title="Mean accuracy over rounds", y=percent)),
+            figure(
+                "Over bytes sent up",
+                lines(
+                    over_bytes,
+                    title="Mean accuracy over bytes sent up",
+                    y=percent,
+                    x_name="MB",
+                    x_step=0.0,
+                ),
+            ),
+        ],
+    )
+
+
+def _attack_curves(rows: Sequence[Row]) -> str:
+    curves = dict.fromkeys(curve for row in rows for run in row.runs for curve in run.sweeps())
+    return section(
         "Mean accuracy under attacks and shifts",
         [
             figure(
                 f"{threat}: against the {setting}",
                 lines(
-                    [_swept(row, (setting, threat)) for row in compared.rows],
+                    [_swept(row, (setting, threat)) for row in rows],
                     title=f"Mean accuracy against the {setting}",
                     y=percent,
                     x_name=setting,
@@ -208,9 +215,6 @@ def write_comparison(folders: Sequence[Path], out: Path) -> Path:
             for setting, threat in curves
         ],
     )
-    with disk(str(out)):
-        out.write_text(page(title, *body, attacked), "utf-8")
-    return out
 
 
 def _over(accuracies: Sequence[Any]) -> dict[str, Any]:

@@ -279,7 +279,7 @@ def strip(rows: Sequence[Dots], *, title: str, x: Format = percent, most: int = 
     )
 
 
-def scatter(clouds: Sequence[Cloud], *, title: str) -> str:
+def scatter_plot(clouds: Sequence[Cloud], *, title: str) -> str:
     """Points in a plane whose axes have no names; clouds of one label are named once."""
     drawn = [cloud for cloud in clouds if cloud.points]
     if not drawn:

@@ -27,7 +27,7 @@ def number(value: Any, *keys: str) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class StoredRun:
     """One finished run. `rounds` holds the lines of metrics.jsonl in order, one a round."""
 
     folder: Path
@@ -112,7 +112,7 @@ def _metrics(path: Path) -> list[dict[str, Any]]:
     return [rounds[at] for at in sorted(rounds)]
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> StoredRun:
     """The run in this folder; only summary.json must be there."""
     if not (folder / "summary.json").exists():
         raise HardyError(
@@ -123,7 +123,7 @@ def read_run(folder: Path) -> Run:
         folder / name
         for name in ("clients.json", "config.toml", "evaluation.json", "projections.json", "settings.json")
     )
-    return Run(
+    return StoredRun(
         folder=folder,
         summary=_json(folder / "summary.json", dict),
         rounds=_metrics(folder / "metrics.jsonl"),

@@ -34,7 +34,8 @@ def image_macs(plan: Plan, objective: Objective, shape: ImageShape) -> int:
     private, key = empty(objective.private(shape, _IMAGES)), torch.empty((), dtype=torch.int64, device="meta")
     with MacCounter() as counter:
         objective.gradient(objective, net, private, batch, key, start)
-    return counter.total // _IMAGES
+    total: int = counter.total
+    return total // _IMAGES
 
 
 def macs_of_a_round(run: Run, round_number: int) -> dict[int, int]:

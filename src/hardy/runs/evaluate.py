@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hardy.attacks.base import Attack
-from hardy.attacks.threats import Threat, parse, parse_all
+from hardy.attacks.threats import Threat, parse_threat, parse_threats
 from hardy.core import random
 from hardy.core.engine import Branches, DataPart
 from hardy.core.files import disk, write_atomic
@@ -151,14 +151,14 @@ def write_new_report(run: Run) -> None:
 def _threats(threats: str | Sequence[str | Threat], epsilons: Sequence[float]) -> list[Threat]:
     """The threats named, and each of them at every further radius; each once."""
     if isinstance(threats, str):
-        threats = parse_all(threats) if threats.strip() else ()
-    given = [parse(threat) if isinstance(threat, str) else threat for threat in threats]
+        threats = parse_threats(threats) if threats.strip() else ()
+    given = [parse_threat(threat) if isinstance(threat, str) else threat for threat in threats]
     for threat in list(given) if epsilons else ():
         if "@" in threat.name or not hasattr(threat.attack, "epsilon"):
             raise HardyError(
                 f"no curve over radii for threat {threat.name!r}; name it without options, such as pgd-20."
             )
-        given += [parse(f"{threat.name}@{epsilon:g}/255") for epsilon in epsilons]
+        given += [parse_threat(f"{threat.name}@{epsilon:g}/255") for epsilon in epsilons]
     return list({threat.name: threat for threat in given}.values())
 
 

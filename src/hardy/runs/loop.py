@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from hardy.attacks.threats import parse
+from hardy.attacks.threats import parse_threat
 from hardy.core.engine import Question
 from hardy.core.files import disk, write_atomic
 from hardy.core.tensors import Tensors
@@ -155,7 +155,7 @@ def _measure_finished(run: Run, *, quiet: bool) -> None:
         if run.local and (len(plan.method.budget.widths) > 1 or choice.robustness):
             threats = choice.threats if choice.robustness else ()
             evaluate_settings(run, robustness=choice.robustness, threats=threats, quiet=quiet, report=False)
-    missing = [name for threat in choice.threats if (name := parse(threat).name) not in run.robust]
+    missing = [name for threat in choice.threats if (name := parse_threat(threat).name) not in run.robust]
     if missing and run.local:
         run.robust |= published(evaluate_run(run, missing, quiet=quiet, report=False))
     elif missing:

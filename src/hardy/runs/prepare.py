@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from hardy import config
-from hardy.attacks.threats import parse
+from hardy.attacks.threats import parse_threat
 from hardy.config import FROM_PYTHON, Experiment, construct, convert, named
 from hardy.core.engine import Measures, RunEngine
 from hardy.core.federation import Federation
@@ -19,7 +19,7 @@ from hardy.data import sources
 from hardy.data.capacity import Capacity, with_capacity
 from hardy.data.dataset import Dataset
 from hardy.data.kinds import with_kinds
-from hardy.data.shifts import Shift, shifted
+from hardy.data.shifts import Shift, with_shift
 from hardy.data.splits import federate
 from hardy.engines import DeviceData
 from hardy.errors import HardyError
@@ -53,7 +53,7 @@ def prepare(
     if not isinstance(data, Federation):
         data = federation(experiment, data, data_folder)
     elif given and experiment.data.shift is not None:
-        raise HardyError("data.shift cannot shift a federation that is given; use hardy.data.shifts.shifted on it.")
+        raise HardyError("data.shift cannot shift a federation that is given; use hardy.data.shifts.with_shift on it.")
     elif given and experiment.data.capacity is not None:
         raise HardyError("data.capacity cannot be dealt to a federation that is given; use with_capacity on it.")
     if network is None:  # nodes bring their own
@@ -80,7 +80,7 @@ def prepare(
         chosen_branch(plan.method.norm, branch, "branch in evaluation")
     for level in choice.robustness:
         refuse_robustness(level, plan.method.norm)
-    if any(parse(threat).attack.common for threat in (*choice.threats, *choice.selecting)):
+    if any(parse_threat(threat).attack.common for threat in (*choice.threats, *choice.selecting)):
         refuse_common(plan)
         if network is not None:
             raise HardyError("a threat with common=true needs all clients' images; over a network nobody has them.")
@@ -151,7 +151,7 @@ def federation(experiment: Experiment, dataset: Dataset | None = None, folder: P
     )
     if choice.shift is not None:
         shift = convert(choice.shift, Shift, "data.shift")
-        dealt = shifted(dealt, shift, seed=experiment.seed, test=choice.shift_test)
+        dealt = with_shift(dealt, shift, seed=experiment.seed, test=choice.shift_test)
     if choice.capacity is not None:
         dealt = with_capacity(dealt, convert(choice.capacity, Capacity, "data.capacity"), experiment.seed)
     return with_kinds(dealt, choice.adversarial)

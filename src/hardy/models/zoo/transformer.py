@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hardy.core.layers import BatchNorm
 from hardy.core.tensors import ImageShape
@@ -48,13 +47,12 @@ class _Attention(nn.Module):
         self.query, self.key, self.value, self.out = (nn.Linear(features, features) for _ in range(4))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        # heads as further examples: on three axes torch takes plain products, as vmap and second derivatives need them
         query, key, value = (
-            layer(tokens).unflatten(2, (self.heads, -1)).transpose(1, 2).flatten(0, 1)
-            for layer in (self.query, self.key, self.value)
+            layer(tokens).unflatten(2, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
         )
-        seen = F.scaled_dot_product_attention(query, key, value)
-        out: Tensor = self.out(seen.reshape(-1, self.heads, *seen.shape[1:]).transpose(1, 2).flatten(2))
+        # plain products: torch's fused attention has no batching rule on a CPU and no second derivatives
+        weights = (query @ key.transpose(2, 3) * query.shape[3] ** -0.5).softmax(3)
+        out: Tensor = self.out((weights @ value).transpose(1, 2).flatten(2))
         return out
 
 

@@ -1,0 +1,57 @@
+"""What the clients hold."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from hardy.report.page import figure, section
+from hardy.report.plots import (
+    COLOURS,
+    Dots,
+    heat,
+    plain,
+    strip,
+)
+from hardy.report.stored_run import StoredRun, number
+
+
+def clients_section(run: StoredRun) -> str:
+    groups: dict[str, list[dict[str, Any]]] = {domain: [] for domain in run.domains()}
+    for client in run.clients:
+        groups[str(client.get("domain", ""))].append(client)
+    classes = max((len(client.get("labels") or []) for client in run.clients), default=0)
+    labels = {
+        domain: np.array([(*(c.get("labels") or []), *[0] * classes)[:classes] for c in clients], float)
+        for domain, clients in groups.items()
+    }
+    most = max((counts.max() for counts in labels.values() if counts.size), default=0)
+    sizes = [
+        Dots(
+            label=domain,
+            values=[(number(c, "train") or 0.0, f"client {c.get('client')}: {c.get('train')}") for c in clients],
+            style=f"c{at % COLOURS}",
+        )
+        for at, (domain, clients) in enumerate(groups.items())
+    ]
+    held = ", ".join(
+        f"{plain(sum(number(c, part) or 0 for c in run.clients))} {part}" for part in ("train", "validation", "test")
+    )
+    kinds = Counter(str(client["kind"]) for client in run.clients if client.get("kind"))
+    mixed = f" Kinds: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}." if len(kinds) > 1 else ""
+    return section(
+        "Data",
+        [
+            figure(
+                "Training images by client and class",
+                heat(labels, title="Training images by client and class"),
+                "A row is a client, grouped by domain; a column is a class. "
+                f"The strongest colour is {most:.0f} images.",
+            ),
+            figure(
+                "Training images by client",
+                strip(sizes, title="Training images by client", x=plain),
+                f"{len(run.clients)} clients hold {held} images.{mixed}",
+            ),
+        ],
+    )
