@@ -439,9 +439,8 @@ def test_a_trial_reads_the_experiment_alone(tmp_path):
         '[training]\nsteps = 2\nbatch = 8\n[engine]\ndevice = "cpu"\nprecision = "float64"\n'
         "[network]\ndeadline = 60.0\nclients = 2\n"
     )
-    near = hardy.fit(
-        dataclasses.replace(asked, engine=dataclasses.replace(asked.engine, name="sequential")), quiet=True
-    )
+    here = dataclasses.replace(asked.engine, name="sequential")
+    near = hardy.fit(dataclasses.replace(asked, engine=here, network=NetworkChoice()), quiet=True)
     grid = Grid([client_app() for _ in near.engine.data.clients])
     far = serve(asked, grid, tmp_path / "run", quiet=True)
     assert_close(near.state.shared, far.state.shared, 1e-9)
