@@ -9,7 +9,7 @@ import hardy
 
 ROOT = Path(hardy.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-FOLDERS = {path.parent.name for path in FILES if path.name == "__init__.py"}
+FOLDERS = {path.parent.name for path in FILES}
 ONE_A_FOLDER = {"__init__", "base"}
 """what every folder may have: itself, and what its modules are built on"""
 

@@ -27,7 +27,7 @@ pytest.importorskip("flwr", reason="the flower extra is not installed")
 from flwr.app import Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from hardy.flower.apps import client_app, serve
+from hardy.flower.apps import client_app, run_server
 from hardy.flower.node import Given, Memory, Node
 from hardy.runs.profiles import Profile
 
@@ -88,7 +88,7 @@ def _state(tmp_path, monkeypatch):
 
 def run_over(grid, method, *, model=net, out=None, **changes):
     changes = {"network": NetworkChoice(clients=len(grid.apps), deadline=2.0), "engine": FLOWER, **changes}
-    return serve(experiment(**changes), grid, out, method=with_momentum(method), model=model, quiet=True)
+    return run_server(experiment(**changes), grid, out, method=with_momentum(method), model=model, quiet=True)
 
 
 def grid_of(method, data=None, *, model=net):
@@ -442,13 +442,13 @@ def test_a_trial_reads_the_experiment_alone(tmp_path):
     here = dataclasses.replace(asked.engine, name="sequential")
     near = hardy.fit(dataclasses.replace(asked, engine=here, network=NetworkChoice()), quiet=True)
     grid = Grid([client_app() for _ in near.engine.data.clients])
-    far = serve(asked, grid, tmp_path / "run", quiet=True)
+    far = run_server(asked, grid, tmp_path / "run", quiet=True)
     assert_close(near.state.shared, far.state.shared, 1e-9)
     assert_close(near.state.reported, far.state.reported, 1e-9)
     assert near.figures.latest == far.figures.latest
     longer = (tmp_path / "run" / "config.toml").read_text().replace("rounds = 1", "rounds = 2")
     (tmp_path / "run" / "config.toml").write_text(longer)
-    assert serve(asked, grid, tmp_path / "run", quiet=True).state.round == 2
+    assert run_server(asked, grid, tmp_path / "run", quiet=True).state.round == 2
     line = (tmp_path / "run" / "metrics.jsonl").read_text()
     assert '"wire": {"0": {"down": ' in line
     assert "on the wire: client" in (tmp_path / "run" / "report.html").read_text()
@@ -513,7 +513,7 @@ def test_nodes_bring_their_own_data(tmp_path):
     asked = hardy.config.parse(
         'rounds = 1\nmethod = "fedrbn"\n[network]\nclients = 2\n[training]\nsteps = 1\nbatch = 8'
     )
-    run = serve(asked, grid, tmp_path / "run", quiet=True)
+    run = run_server(asked, grid, tmp_path / "run", quiet=True)
     assert [(c.domain, c.kind, len(c.train)) for c in run.engine.data.clients] == [
         ("ward-0", "ST", 18),
         ("ward-1", "AT", 19),
@@ -542,7 +542,7 @@ def test_the_network_of_a_deployment_can_be_had_without_its_rows(tmp_path):
         'rounds = 1\nmethod = "fedavg"\nmodel = "tiny_cnn"\n[training]\nsteps = 1\nbatch = 8\n'
         "[network]\nclients = 2\npatience = 20.0"
     )
-    run = serve(asked, grid, tmp_path / "run", quiet=True)
+    run = run_server(asked, grid, tmp_path / "run", quiet=True)
     loaded = hardy.load(tmp_path / "run")
     assert_close(loaded.state.shared, run.state.shared, 0)
     assert loaded.customise()(torch.rand(2, 1, 8, 8)).shape == (2, 3)

@@ -24,7 +24,7 @@ from hardy.faults.injection import Faults
 from hardy.papers.scaffold import control_mean
 from hardy.papers.sfat import sfat, sfat_prox, sfat_scaffold, slack
 from hardy.parts.adversarial import adversarial, mart, trades
-from hardy.parts.aggregators.base import by_role, mean, pipeline, uniform
+from hardy.parts.aggregators.base import by_role, equal_weights, mean, pipeline
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments" / "sfat"
 QUICK = adversarial(attack=pgd(steps=1), mix=1.0)
@@ -148,7 +148,7 @@ def test_scaffold_counts_every_client_the_same_before_the_slack():
     torch.testing.assert_close(share, torch.tensor([1.2, 1.0, 1.0]).double() / 3.2)
     with pytest.raises(HardyError, match="has no weighted form"):
         pipeline(pre=(slack(),), rule=mean(weigh="uniform"))
-    assert pipeline(pre=(uniform(), slack())).uses_weights
+    assert pipeline(pre=(equal_weights(), slack())).uses_weights
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def init_client(plan: Plan, received: Tensors, own: Tensors) -> ClientState:
     name, like = next(iter(trained.items()))
     slots = like.shape[: like.dim() - plan.start[name].dim()]
     zero = like.new_zeros(())
-    optimiser = {n: own[n] if n in own else zero.expand(*slots, *shape) for n, shape in shapes.items()}
+    optimiser = {n: own[n] if n in own else zero.expand((*slots, *shape)) for n, shape in shapes.items()}
     private = {n: value for n, value in own.items() if n not in plan.model_names and n not in shapes}
     return ClientState(trained, select(held, plan.buffers), private, optimiser)
 

@@ -29,7 +29,7 @@ def export(
     out: Path | str,
     *,
     name: str,
-    round: int,
+    round_number: int,
     classes: Sequence[str],
     settings: Sequence[dict[str, Any]] = (),
 ) -> Path:
@@ -58,7 +58,7 @@ def export(
         "format": FORMAT,
         "name": name,
         "method": plan.method.name,
-        "round": round,
+        "round": round_number,
         "input": list(predictor.shape),
         "classes": list(classes),
         "bases": files,

@@ -1,4 +1,4 @@
-"""Which engine runs an experiment: a rule of device, network and batch, so that a command always gives the same bits."""
+"""Which engine runs an experiment: a rule of device, network and batch. The same command gives the same bits."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -253,7 +253,9 @@ def averages(values: Sequence[float | None], clients: Sequence[Client]) -> dict[
     }
 
 
-def figures(values: Sequence[float | None], clients: Sequence[Client], part: DataPart, round: int) -> dict[str, Any]:
+def figures(
+    values: Sequence[float | None], clients: Sequence[Client], part: DataPart, round_number: int
+) -> dict[str, Any]:
     """The averages of a part's rows, with the round they are of and the number of images in all."""
     asked = [len(getattr(client, part)) for client, v in zip(clients, values, strict=True) if v is not None]
-    return {**averages(values, clients), "round": round, "images": sum(asked)}
+    return {**averages(values, clients), "round": round_number, "images": sum(asked)}

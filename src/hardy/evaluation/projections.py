@@ -76,9 +76,9 @@ def penultimate(net: Mixture, x: Tensor, branch: str, robustness: float | None =
     return torch.cat(seen, 1)
 
 
-def write_projections(folder: Path, round: int, **found: Any) -> None:
+def write_projections(folder: Path, round_number: int, **found: Any) -> None:
     """Adds to what the folder's projections.json holds of this round; what it holds of another one goes."""
     path = folder / "projections.json"
     earlier = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    known = earlier if earlier.get("round") == round else {"round": round}
+    known = earlier if earlier.get("round") == round_number else {"round": round_number}
     write_atomic(path, json.dumps({**known, **found}).encode())

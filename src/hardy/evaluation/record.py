@@ -26,14 +26,14 @@ class EvaluationRecord:
         served: ServedClients,
         clients: Sequence[Client],
         *,
-        round: int,
+        round_number: int,
         seed: int,
         settings: dict[str, Any],
     ) -> None:
-        self.path, self.clients, self.round = path, clients, round
+        self.path, self.clients, self.round = path, clients, round_number
         self.images = [len(rows) for rows in served.rows]
         provenance = {
-            "round": round,
+            "round": round_number,
             "networks": fingerprint(served.served) if path else None,
             "settings": settings,
             "images": self.images,

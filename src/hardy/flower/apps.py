@@ -21,8 +21,8 @@ from hardy.core.files import disk, write_atomic
 from hardy.core.method import BuildModel, Method, Plan
 from hardy.errors import HardyError
 from hardy.flower import wire
-from hardy.flower.engine import Flower
 from hardy.flower.membership import Membership
+from hardy.flower.network_engine import Flower
 from hardy.flower.node import Given, Memory, Node, node
 from hardy.runs.api import fit, resume
 from hardy.runs.prepare import federation
@@ -53,7 +53,7 @@ def server_app(
         asked = config.read(str(context.run_config.get("experiment") or source))
         with _logged(Path(folder)):
             try:
-                serve(asked, grid, Path(folder), method=method, model=model, quiet=True)
+                run_server(asked, grid, Path(folder), method=method, model=model, quiet=True)
             except Exception as error:
                 _LOG.exception("the run ended")
                 note(Path(folder), run=str(context.run_id), error=str(error) or type(error).__name__)
@@ -138,7 +138,7 @@ def client_app(*, method: Method | None = None, model: BuildModel | None = None,
     return app
 
 
-def serve(
+def run_server(
     asked: Experiment,
     grid: Any,
     folder: Path | None,

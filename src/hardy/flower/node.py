@@ -33,7 +33,7 @@ from hardy.engines.sequential import Sequential
 from hardy.errors import HardyError
 from hardy.evaluation.measure import LocalMeasure
 from hardy.flower import wire
-from hardy.flower.engine import compressed_names
+from hardy.flower.network_engine import compressed_names
 from hardy.runs import prepare as experiment
 from hardy.runs.profiles import KINDS, Profile
 
@@ -101,8 +101,8 @@ class Node:
         from flwr.app import MetricRecord, RecordDict
 
         asked, engine = wire.settings(content), self.engine
-        bases, round = [int(base) for base in asked["bases"]], int(asked["round"])
-        held = engine.cast(memory.before(round))
+        bases, round_number = [int(base) for base in asked["bases"]], int(asked["round"])
+        held = engine.cast(memory.before(round_number))
         engine.store = self._own(held)
         shared = [self._tensors(content, f"shared/{base}") for base in bases]
         reported = [self._tensors(content, f"reported/{base}") for base in bases]
@@ -110,7 +110,7 @@ class Node:
         records: dict[str, Any] = {}
         for at, base in enumerate(bases):
             work = Work(
-                round=round,
+                round=round_number,
                 rate=float(asked["rate"]),
                 slots=[Slot(0, base)],
                 shared=_placed(shared[at], base),
@@ -127,13 +127,13 @@ class Node:
             records[f"reported/{base}"] = wire.pack(tensors.gather(updates.reported, 0))
             records[f"figures/{base}"] = MetricRecord(
                 {
-                    "round": round,
+                    "round": round_number,
                     "examples": int(updates.weights[0]),
                     "steps": int(updates.steps[0]),
                     "loss": float(updates.loss[0]),
                 }
             )
-        memory.keep(round, {**engine.store, **lost})
+        memory.keep(round_number, {**engine.store, **lost})
         return RecordDict(records)
 
     def evaluate(self, content: Any, memory: "Memory") -> Any:
@@ -141,15 +141,15 @@ class Node:
         from flwr.app import MetricRecord, RecordDict
 
         asked = wire.settings(content)
-        round = int(asked["round"])
-        self.engine.store = self._own(self.engine.cast(memory.before(round)))
+        round_number = int(asked["round"])
+        self.engine.store = self._own(self.engine.cast(memory.before(round_number)))
         state = ServerState(
-            round=round,
+            round=round_number,
             shared=self._tensors(content, "shared"),
             reported=tensors.apply(lambda t: t[None], self._tensors(content, "reported")),
             memory={},
         )
-        said: dict[str, Any] = {"round": round}
+        said: dict[str, Any] = {"round": round_number}
         branches = Branches(attack=_word(asked, "attack"), predict=_word(asked, "predict"))
         for part, threat in zip(asked["parts"], asked["threats"], strict=True):
             question = Question(cast(DataPart, str(part)), str(threat))
@@ -168,7 +168,9 @@ class Node:
         return {name: held.get(name, value) for name, value in first.items()}
 
     def _tensors(self, content: Any, record: str) -> Tensors:
-        return self.engine.cast({name: torch.tensor(array) for name, array in wire.unpack(content, record).items()})
+        return self.engine.cast(
+            {name: torch.tensor(array) for name, array in wire.unpack_arrays(content, record).items()}
+        )
 
 
 @lru_cache(maxsize=16)
@@ -188,30 +190,31 @@ class Memory:
             raise HardyError(f"run token {token!r} must be letters and digits.")
         self.folder = Path(folder) / token / f"client-{client}" if folder else None
 
-    def before(self, round: int) -> Tensors:
+    def before(self, round_number: int) -> Tensors:
         """As they were before a round; {} if it is the client's first."""
         held = self._held()
-        if earlier := [path for at, path in held.items() if at < round]:
+        if earlier := [path for at, path in held.items() if at < round_number]:
             found: Tensors = load(earlier[-1].read_bytes())
             return found
         if len(held) == _KEPT:
             raise HardyError(
-                f"the server is back at round {round + 1}; this client remembers its private tensors from round "
+                f"the server is back at round {round_number + 1}; this client remembers its private tensors from round "
                 f"{min(held) + 2} on. Restore the server's run folder, or start a new run."
             )
         return {}
 
-    def keep(self, round: int, values: Tensors) -> None:
+    def keep(self, round_number: int, values: Tensors) -> None:
         if not values or self.folder is None:
             return
         with disk(str(self.folder)):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomic(
-            self.folder / f"round-{round:06d}.safetensors", save({n: t.contiguous().cpu() for n, t in values.items()})
+            self.folder / f"round-{round_number:06d}.safetensors",
+            save({n: t.contiguous().cpu() for n, t in values.items()}),
         )
         held = self._held()
-        later = [path for at, path in held.items() if at > round]  # of a course the server has left
-        for path in (*later, *[path for at, path in held.items() if at <= round][:-_KEPT]):
+        later = [path for at, path in held.items() if at > round_number]  # of a course the server has left
+        for path in (*later, *[path for at, path in held.items() if at <= round_number][:-_KEPT]):
             path.unlink()
 
     def _held(self) -> dict[int, Path]:

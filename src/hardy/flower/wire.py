@@ -16,7 +16,7 @@ def pack(tensors: Tensors) -> Any:
     return ArrayRecord({name: Array(tensor.detach().cpu().numpy()) for name, tensor in tensors.items()})
 
 
-def unpack(content: Any, record: str) -> dict[str, Any]:
+def unpack_arrays(content: Any, record: str) -> dict[str, Any]:
     """The arrays of a record, {} if there is none; one that cannot be read is left as it came, for the gate."""
     found = {}
     for name, array in content.array_records.get(record, {}).items():
@@ -67,7 +67,7 @@ def settings(content: Any) -> dict[str, Any]:
     return dict(content.config_records.get("settings", {}))
 
 
-def figures(content: Any, record: str) -> dict[str, Any]:
+def reply_figures(content: Any, record: str) -> dict[str, Any]:
     return dict(content.metric_records.get(record, {}))
 
 

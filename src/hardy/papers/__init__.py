@@ -9,6 +9,7 @@ from hardy.papers.fed_soft_better import fed_soft_better
 from hardy.papers.fedavg import centralised, fedavg, fedprox, local_only
 from hardy.papers.fedbn import fedbn
 from hardy.papers.fednova import fednova
+from hardy.papers.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from hardy.papers.fedrbn import fedrbn
 from hardy.papers.fedrobust import fedrobust
 from hardy.papers.fixbn import fixbn
@@ -33,12 +34,16 @@ __all__ = [
     "fbn",
     "fed_ensemble",
     "fed_soft_better",
+    "fedadagrad",
+    "fedadam",
     "fedavg",
+    "fedavgm",
     "fedbn",
     "fednova",
     "fedprox",
     "fedrbn",
     "fedrobust",
+    "fedyogi",
     "fixbn",
     "heterofl",
     "local_only",

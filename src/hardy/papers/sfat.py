@@ -28,7 +28,7 @@ from hardy.papers.fat import where_affordable
 from hardy.papers.fedavg import proximal
 from hardy.papers.scaffold import control, control_mean
 from hardy.parts.adversarial import adversarial
-from hardy.parts.aggregators.base import Stage, by_role, mean, pipeline, uniform
+from hardy.parts.aggregators.base import Stage, by_role, equal_weights, mean, pipeline
 from hardy.parts.norms import batch
 from hardy.parts.optimisers import chain, sgd
 from hardy.registry import part
@@ -184,7 +184,7 @@ def sfat_scaffold(
     optimiser: Optimiser = sgd(),
 ) -> Method:
     """SFAT on SCAFFOLD, whose mean counts every client the same before the slack; variates have none."""
-    rule = pipeline(pre=(uniform(), slack))
+    rule = pipeline(pre=(equal_weights(), slack))
     plain = rule if norms else mean(weigh="uniform")
     aggregator = by_role(weight=rule, default=plain, control=control_mean())
     steps = chain(control(), optimiser)

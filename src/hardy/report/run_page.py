@@ -9,7 +9,7 @@ from hardy.report.sections.convergence import convergence_section, drift_section
 from hardy.report.sections.customising import customising_section
 from hardy.report.sections.holdings import clients_section
 from hardy.report.sections.planes import projections_section
-from hardy.report.sections.training import lost_replies_section, training_section
+from hardy.report.sections.rounds import lost_replies_section, training_section
 from hardy.report.stored_run import read_run
 
 SECTIONS = (

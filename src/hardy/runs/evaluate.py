@@ -71,7 +71,9 @@ def evaluate_run(
     if customised:
         settings |= {"width": width, "robustness": robustness}
     path = run.folder / "evaluation.json" if run.folder else None
-    record = EvaluationRecord(path, served, engine.data.clients, round=run.state.round, seed=seed, settings=settings)
+    record = EvaluationRecord(
+        path, served, engine.data.clients, round_number=run.state.round, seed=seed, settings=settings
+    )
     standing = served.standing()
     record.found["standard_accuracy"] = record.figures(standing)
     if checks and chosen and "flags" not in record.found:
@@ -258,6 +260,6 @@ def _publish(run: Run, result: dict[str, Any]) -> None:
         write_atomic(path, json.dumps(summary, indent=2).encode())
 
 
-def of_round(figures: dict[str, Any], round: int) -> dict[str, Any]:
+def of_round(figures: dict[str, Any], round_number: int) -> dict[str, Any]:
     """Those of a round; others are stale."""
-    return {name: value for name, value in figures.items() if value.get("round") == round}
+    return {name: value for name, value in figures.items() if value.get("round") == round_number}

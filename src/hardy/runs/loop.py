@@ -92,6 +92,7 @@ def _round(run: Run) -> dict[str, Any]:
     best = _evaluate(run, line)
     line |= run.engine.account(line)
     run.figures.add(line)
+    run.last_line = line
     if folder is not None:
         with disk("metrics.jsonl"), (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

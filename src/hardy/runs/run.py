@@ -62,6 +62,8 @@ class Run:
     folder: Path | None = None
     robust: dict[str, Any] = field(default_factory=dict)
     """accuracy of the state's round by threat, where the experiment asks for it"""
+    last_line: dict[str, Any] = field(default_factory=dict, repr=False)
+    """what metrics.jsonl says of the last round"""
     counted: dict[Objective, int] = field(default_factory=dict, repr=False)
     """multiply-accumulates of one image's way through the networks of an objective"""
 
@@ -153,7 +155,7 @@ class Run:
             self.customise(width=width, robustness=robustness, client=client),
             out,
             name=self.experiment.name,
-            round=self.state.round,
+            round_number=self.state.round,
             classes=self.engine.data.classes,
             settings=known_settings(self),
         )

@@ -224,7 +224,7 @@ class Stage(Part):
 
 @part("stage")
 @dataclass(frozen=True, kw_only=True)
-class Uniform(Stage):
+class EqualWeights(Stage):
     """Every update counts the same from here on, whatever its number of examples."""
 
     def apply(self, updates: Updates, context: RoundContext, memory: Tensors) -> tuple[Updates, Tensors]:
@@ -338,5 +338,5 @@ def _shown(update: ServerUpdate, values: Tensors, context: RoundContext) -> Tens
     return {name: value for name, value in values.items() if context.roles[name] in update.roles}
 
 
-by_name, by_role, mean, pipeline, uniform = ByName, ByRole, Mean, Pipeline, Uniform
-__all__ = ["ServerUpdate", "Stage", "by_name", "by_role", "mean", "pipeline", "uniform"]
+by_name, by_role, equal_weights, mean, pipeline = ByName, ByRole, EqualWeights, Mean, Pipeline
+__all__ = ["ServerUpdate", "Stage", "by_name", "by_role", "equal_weights", "mean", "pipeline"]

@@ -21,7 +21,7 @@ _ALONE = 32767
 """numbers up to which torch leaves an operation to one thread, so that each thread can take a block of its own"""
 
 
-def blocks(matrix: Tensor, most: int | None = None) -> list[slice]:
+def column_blocks(matrix: Tensor, most: int | None = None) -> list[slice]:
     """Columns in pieces of `_MIB`, or of so many at most."""
     width = max(1, _MIB[matrix.device.type] * 2**20 // (len(matrix) * matrix.element_size()))
     width = min(width, most or width)
@@ -56,9 +56,9 @@ def _by_network(matrix: Tensor, trim: int) -> Tensor:
         torch.div(total, count - 2 * trim, out=middle[block])
 
     if matrix.device.type == "cpu":
-        _by_threads(sum_middle, blocks(matrix, _ALONE))
+        _by_threads(sum_middle, column_blocks(matrix, _ALONE))
     else:
-        for block in blocks(matrix):
+        for block in column_blocks(matrix):
             sum_middle(block)
     return middle
 
@@ -96,7 +96,7 @@ def _network(count: int, trim: int) -> tuple[tuple[int, int, bool, bool], ...]:
 
 def _by_sorting(matrix: Tensor, trim: int) -> Tensor:
     keep, middle = slice(trim, len(matrix) - trim), matrix.new_empty(matrix.shape[1])
-    for block in blocks(matrix):
+    for block in column_blocks(matrix):
         torch.mean(matrix[:, block].sort(0).values[keep], 0, out=middle[block])
     return middle
 
@@ -111,5 +111,5 @@ def _by_sorting_on_cpu(matrix: Tensor, trim: int) -> Tensor:
         columns.sort(axis=1)
         columns[:, keep].mean(axis=1, out=middle[block])
 
-    _by_threads(sort, blocks(matrix))
+    _by_threads(sort, column_blocks(matrix))
     return torch.from_numpy(middle)

@@ -19,7 +19,7 @@ from hardy.core.protocols import RoundContext
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.parts.aggregators.base import largest_counters
-from hardy.parts.aggregators.columns import blocks
+from hardy.parts.aggregators.columns import column_blocks
 
 Weigh = Literal["samples", "uniform"]
 
@@ -34,7 +34,7 @@ def changes(updates: Updates, context: RoundContext) -> Iterator[Tensor]:
     """Δ in float64, block by block, each written over the one before."""
     matrix, sent = updates.matrix, sent_down(updates, context).double()
     buffer = None
-    for block in blocks(matrix):
+    for block in column_blocks(matrix):
         here = matrix[:, block]
         buffer = torch.empty_like(here, dtype=torch.float64) if buffer is None else buffer
         yield torch.sub(here, sent[:, block], out=buffer[:, : here.shape[1]])
@@ -61,7 +61,7 @@ def blend(weights: Tensor, updates: Updates, context: RoundContext) -> Tensor:
     return blend.addcmul_(1 - weights.sum(1, keepdim=True).to(blend), sent_down(updates, context))
 
 
-def named(row: Tensor, updates: Updates, context: RoundContext) -> Tensors:
+def as_tensors(row: Tensor, updates: Updates, context: RoundContext) -> Tensors:
     """A combined row as tensors; counters take the largest value."""
     base = updates.slots[0].base
     values = tensors.gather(tensors.unflatten(row[None], updates.shared), 0)

@@ -19,12 +19,12 @@ from hardy.core.messages import Updates
 from hardy.core.protocols import Aggregator, RoundContext
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
-from hardy.parts.aggregators.columns import blocks, middle_mean
+from hardy.parts.aggregators.columns import column_blocks, middle_mean
 from hardy.parts.aggregators.distances import (
     ToleratesByzantine,
     Weigh,
+    as_tensors,
     blend,
-    named,
     products_of,
     shares_of,
     squared_distances,
@@ -41,7 +41,7 @@ class CoordinateMedian(Aggregator):
     """The middle value of each number, or the mean of the two middle ones (Yin et al., ICML 2018)."""
 
     def combine(self, updates: Updates, context: RoundContext) -> Tensors:
-        return named(middle_mean(updates.matrix, (len(updates.slots) - 1) // 2), updates, context)
+        return as_tensors(middle_mean(updates.matrix, (len(updates.slots) - 1) // 2), updates, context)
 
 
 @part("aggregator")
@@ -54,7 +54,7 @@ class TrimmedMean(ToleratesByzantine, Aggregator):
         return 2 * self.f + 1
 
     def combine(self, updates: Updates, context: RoundContext) -> Tensors:
-        return named(middle_mean(updates.matrix, self.f), updates, context)
+        return as_tensors(middle_mean(updates.matrix, self.f), updates, context)
 
 
 @part("aggregator")
@@ -85,7 +85,7 @@ class GeometricMedian(Aggregator):
             weights = weights / weights.sum()
             towards = products @ weights
             distances = (lengths - 2 * towards + weights @ towards).clamp_min(0.0).sqrt()
-        return named(blend(weights[None], updates, context)[0], updates, context)
+        return as_tensors(blend(weights[None], updates, context)[0], updates, context)
 
 
 @part("aggregator")
@@ -111,7 +111,7 @@ class MultiKrum(ToleratesByzantine, Aggregator):
         keep = self.keep or count - self.f
         best = scores.topk(keep, largest=False).indices
         weights = torch.zeros_like(scores).index_fill(0, best, 1 / keep)
-        return named(blend(weights[None], updates, context)[0], updates, context)
+        return as_tensors(blend(weights[None], updates, context)[0], updates, context)
 
 
 def _krum_scores(squared: Tensor, count: int, f: int) -> Tensor:
@@ -145,11 +145,11 @@ class Bulyan(ToleratesByzantine, Aggregator):
             squared = squared.index_fill(0, best, torch.inf).index_fill(1, best, torch.inf)
             chosen.append(best)
         keep, row = len(chosen) - 2 * self.f, updates.matrix.new_empty(updates.matrix.shape[1])
-        for block in blocks(updates.matrix):
+        for block in column_blocks(updates.matrix):
             rows = updates.matrix[:, block][torch.cat(chosen)]
             away = (rows - middle_mean(rows, (len(rows) - 1) // 2)).abs()
             row[block] = rows.gather(0, away.topk(keep, 0, largest=False).indices).mean(0)
-        return named(row, updates, context)
+        return as_tensors(row, updates, context)
 
 
 @part("aggregator")
@@ -181,7 +181,7 @@ class MinimumDiameter(ToleratesByzantine, Aggregator):
         best = min(kept, key=lambda rows: squared[np.ix_(rows, rows)].sum())
         weights = np.bincount(best, minlength=len(squared)) / len(best)
         here = tensors.send(torch.from_numpy(weights), updates.weights.device)
-        return named(blend(here[None], updates, context)[0], updates, context)
+        return as_tensors(blend(here[None], updates, context)[0], updates, context)
 
 
 def _covers(far: np.ndarray[Any, np.dtype[np.bool_]], f: int) -> Iterator[list[int]]:
@@ -229,7 +229,7 @@ class CentredClipping(Aggregator):
             distances = (products.diagonal() - 2 * towards + weights @ towards).clamp_min(0.0).sqrt()
             clipped = shares * (self.radius / distances).clamp_max(1.0)
             weights = weights + clipped - clipped.sum() * weights
-        return named(blend(weights[None], updates, context)[0], updates, context)
+        return as_tensors(blend(weights[None], updates, context)[0], updates, context)
 
 
 coordinate_median, trimmed_mean, geometric_median = CoordinateMedian, TrimmedMean, GeometricMedian

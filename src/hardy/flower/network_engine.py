@@ -64,7 +64,7 @@ class Flower:
         """Onto the server's device, in its precision."""
         return tensors.apply(lambda t: t.to(self.device, self.dtype if t.is_floating_point() else None), values)
 
-    def expect(self, round: int, slots: Sequence[Slot]) -> None:
+    def expect(self, round_number: int, slots: Sequence[Slot]) -> None:
         """Nodes are told when it is time."""
 
     def account(self, line: dict[str, Any]) -> dict[str, Any]:
@@ -98,14 +98,17 @@ class Flower:
                 yield [self._answer(came, slot, work) for slot in slots[client]]
 
     def _answer(self, content: Any, slot: Slot, work: Work) -> Answer:
-        said, shared = wire.figures(content, f"figures/{slot.base}"), wire.unpack(content, f"shared/{slot.base}")
+        said, shared = (
+            wire.reply_figures(content, f"figures/{slot.base}"),
+            wire.unpack_arrays(content, f"shared/{slot.base}"),
+        )
         if rule := self.network.compression:
             shared = wire.expand(rule, shared, tensors.gather(work.shared, slot.base), compressed_names(self.plan))
         return Answer(
             slot=slot,
             round=said.get("round"),
             shared=shared,
-            reported=wire.unpack(content, f"reported/{slot.base}"),
+            reported=wire.unpack_arrays(content, f"reported/{slot.base}"),
             examples=said.get("examples"),
             steps=said.get("steps"),
             loss=said.get("loss"),
@@ -129,7 +132,7 @@ class Flower:
         for client, came in self._ask("evaluate", state.round - 1, range(len(self.data.clients)), content):
             if isinstance(came, str):
                 continue
-            said = wire.figures(came, "accuracy")
+            said = wire.reply_figures(came, "accuracy")
             if said.get("round") != state.round:
                 _LOG.warning("round %d, evaluate: client %d refused: figures of another round", state.round, client)
                 continue
@@ -143,7 +146,7 @@ class Flower:
         return wire.message(records, **settings, experiment=self.roll.experiment, client=client, token=self.token)
 
     def _ask(
-        self, kind: str, round: int, clients: Sequence[int], content: Callable[[int], Any], *, least: int = 0
+        self, kind: str, round_number: int, clients: Sequence[int], content: Callable[[int], Any], *, least: int = 0
     ) -> Iterator[tuple[int, Any]]:
         """(client, reply's content or why there is none), as they come. With fewer than `least` replies at the
         deadline, those that have not answered are asked again."""
@@ -156,7 +159,7 @@ class Flower:
             for client in (c for c in waiting if c in nodes):  # one by one: only one message is held at a time
                 asked = content(client)
                 self._count(client, "down", asked)
-                if number := self.roll.push(kind, asked, nodes[client], str(round), self.network.deadline):
+                if number := self.roll.push(kind, asked, nodes[client], str(round_number), self.network.deadline):
                     pending[number] = client
                 else:
                     lost[client] = "failed: the SuperLink did not take the message"
@@ -176,18 +179,18 @@ class Flower:
                     time.sleep(min(3.0, max(PAUSE, 0.1 * len(pending))))  # every look is a request for each
             lost |= dict.fromkeys(pending.values(), f"silent: no reply within {self.network.deadline:g} s")
             for client, why in lost.items() - earlier.items():
-                _LOG.warning("round %d, %s: client %d %s", round + 1, kind, client, why)
+                _LOG.warning("round %d, %s: client %d %s", round_number + 1, kind, client, why)
             if heard >= min(least, len(clients)):
                 break
             if time.monotonic() > end:
                 raise HardyError(
-                    f"round {round + 1}: {heard} replies within {self.network.patience:g} s, but network.replies is "
-                    f"{least}. Start the missing nodes and go on with the same folder; nothing is lost."
+                    f"round {round_number + 1}: {heard} replies within {self.network.patience:g} s, but "
+                    f"network.replies is {least}. Start the missing nodes and go on with the same folder; nothing is lost."
                 )
             if lost != earlier:
-                _LOG.warning("round %d: %d replies of the %d needed; asking again", round + 1, heard, least)
+                _LOG.warning("round %d: %d replies of the %d needed; asking again", round_number + 1, heard, least)
             time.sleep(5 * PAUSE)
-        _LOG.info("round %d, %s: %d of %d clients answered", round + 1, kind, heard, len(clients))
+        _LOG.info("round %d, %s: %d of %d clients answered", round_number + 1, kind, heard, len(clients))
         yield from ((client, lost[client]) for client in waiting)
 
     def _count(self, client: int, way: str, content: Any) -> None:

@@ -1,4 +1,4 @@
-"""How the run went: loss, traffic, work, and replies that were lost."""
+"""How the rounds went: loss, traffic, work, and replies that were lost."""
 
 from collections import Counter
 from html import escape
