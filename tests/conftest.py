@@ -70,15 +70,17 @@ def with_momentum(method):
 def without_momentum(method):
     """The same with weight decay alone: momentum that is born anew has no effect on one step."""
     *links, last = method.optimiser.links
-    plain = last in (OPTIMISER, sgd())
-    return method.replace(optimiser=chain(*links, sgd(weight_decay=1e-3))) if plain else method
+    return method.replace(optimiser=chain(*links, sgd(weight_decay=1e-3))) if last == OPTIMISER else method
 
 
 def fit(method, *, data=None, out=None, model=net, **changes) -> hardy.Run:
-    """A run with momentum and weight decay, unless it takes one step or the method says otherwise."""
+    """A run; with the usual training SGD has momentum and weight decay."""
     chosen, data = experiment(**changes), data or federation()
     steps = max(chosen.training.local_steps(len(client.train), 0) for client in data.clients)
-    method = with_momentum(method) if steps > 1 or method.pooled else without_momentum(method)
+    if "training" not in changes:
+        method = with_momentum(method)
+    elif steps == 1 and not method.pooled:
+        method = without_momentum(method)
     return hardy.fit(chosen, method=method, model=model, data=data, out=out, quiet=True)
 
 
