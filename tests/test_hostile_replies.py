@@ -19,8 +19,10 @@ from hardy.core.training import Training
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.faults.injection import Faults
+from hardy.papers.heterofl import corners
 from hardy.parts.aggregators.base import pipeline
-from hardy.parts.norms import Batch
+from hardy.parts.budgets import full
+from hardy.parts.norms import BatchNormalisation
 from hardy.registry import PARTS
 from hardy.runs.prepare import prepare
 
@@ -126,7 +128,8 @@ class Recorder(Trains):
 @cache
 def answered(rule):
     """A run before its first round, and the answers of its ten clients."""
-    method = papers.fedavg().replace(aggregator=RULES[rule])
+    budget = corners() if rule == "held_mean" else full()
+    method = papers.fedavg().replace(aggregator=RULES[rule], budget=budget)
     data = federation(sizes=(8, 12, 16, 8, 20, 12, 8, 16, 12, 8))
     training = Training(rate=0.1, batch=4)
     run = prepare(experiment(engine=FLOAT32, training=training), method=method, model=net, data=data)
@@ -232,7 +235,7 @@ def test_a_round_without_a_good_answer_changes_nothing():
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Reporting(Batch):
+class Reporting(BatchNormalisation):
     """Statistics that belong to the client and are reported."""
 
     def placement(self, tag):

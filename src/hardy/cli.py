@@ -393,7 +393,8 @@ def _data(options: Any) -> None:
 
 def _bench(options: Any) -> None:
     chosen = _read(options)
-    run = prepare(replace(chosen, engine=replace(chosen.engine, name="sequential")), data_folder=options.data)
+    plain = replace(chosen.engine, name="sequential", lane=None)
+    run = prepare(replace(chosen, engine=plain), data_folder=options.data)
     device_data = run.needs_local("hardy bench").device_data
     for name, kind in ENGINES.items():
         engine = kind(run.engine.plan, device_data, chosen.training, seed=chosen.seed, lane=chosen.engine.lane)

@@ -142,11 +142,16 @@ class Experiment:
     """Everything a run depends on."""
 
     name: str = "experiment"
+    """names the run folder and the report"""
     seed: int = 0
+    """all randomness follows from it"""
     rounds: int = 20
+    """rounds of the federation"""
     data: DataChoice = field(default_factory=DataChoice)
     model: str | Table = "tiny_cnn"
+    """a name, or a table with a name and the model's options"""
     method: str | Table = "fedavg"
+    """a name, or a table with a name, the method's options, and parts in place of its own"""
     optimiser: Optimiser | None = None
     """how clients step; absent: the method's own, plain SGD for most. A method adds its links (SCAFFOLD's control)"""
     training: Training = field(default_factory=Training)

@@ -65,6 +65,7 @@ def assert_same(folder, near):
 SPLIT_MIX = ["method=split_mix", "model.width=0.125", "data.capacity=exponential"]
 
 
+@pytest.mark.slow  # a minute and a half of processes; the same in one process is in test_flower.py
 def test_fedrbn_and_split_mix_over_one_superlink_are_those_of_the_sequential_engine(tmp_path):
     before = set(descendants(os.getpid()))
     of_no_kind = EXPERIMENT.replace('adversarial = ["mail"]\n', "")

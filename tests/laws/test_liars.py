@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hardy
-from conftest import assert_close, everything, experiment, federation, fit, net
+from conftest import assert_close, everything, experiment, federation, fit, net, with_momentum
 from hardy import papers
 from hardy.core.admission import Admission
 from hardy.core.engine import Trains
@@ -40,7 +40,7 @@ def test_resume_is_exact(lie, tmp_path):
     fit(method, out=tmp_path / "half", **{**options, "rounds": 2})
     text = (tmp_path / "half" / "config.toml").read_text().replace("rounds = 2", "rounds = 4")
     (tmp_path / "half" / "config.toml").write_text(text)
-    resumed = hardy.resume(tmp_path / "half", method=method, model=net, data=options["data"], quiet=True)
+    resumed = hardy.resume(tmp_path / "half", method=with_momentum(method), model=net, data=options["data"], quiet=True)
     for name, tensor in everything(whole).items():
         assert torch.equal(tensor, everything(resumed)[name]), name
 

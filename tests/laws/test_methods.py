@@ -39,7 +39,7 @@ def test_lanes_kept_from_round_to_round_agree(method, monkeypatch):
 
 def test_mixed_precision_rounds_and_no_more(method):
     """A step in bfloat16 on both engines: what is kept and sent is float32, and moves where the exact step moves it."""
-    training = dataclasses.replace(experiment().training, steps=1)
+    training = experiment().training.with_steps(1)
     exact, *rounded = (
         fit(method, rounds=1, training=training, engine=EngineChoice(name=name, device="cpu", precision=precision))
         for name, precision in (("sequential", "float32"), ("sequential", "bfloat16"), ("vectorised", "bfloat16"))
@@ -75,11 +75,11 @@ def test_order_of_clients_is_irrelevant(method, monkeypatch):
     examples and its noise: here all clients draw the same (and pooled ones train on whole batches)."""
     if method.name == "fed_ensemble":
         pytest.skip("a client's number draws the order in which it trains the models")
-    batches, keys = Training.batches, sequential.keys
+    batches, keys = Training.batches, sequential.step_keys
     monkeypatch.setattr(
         Training, "batches", lambda self, rows, rng, round: batches(self, rows, np.random.default_rng(round), round)
     )
-    monkeypatch.setattr(sequential, "keys", lambda seed, round, slots, steps: keys(seed, round, [Slot(0)], steps))
+    monkeypatch.setattr(sequential, "step_keys", lambda seed, round, slots, steps: keys(seed, round, [Slot(0)], steps))
     data = federation()
     order = [2, 0, 3, 1]
     shuffled = dataclasses.replace(data, clients=tuple(data.clients[i] for i in order))

@@ -30,6 +30,7 @@ class Admission:
     smallest_loss: float = -0.001
     """refuse a reply that reports a smaller loss; cross-entropy is never below 0, MART's by no more than 0.0001"""
     largest_loss: float = float("inf")
+    """refuse a reply that reports a larger loss"""
 
     def __post_init__(self) -> None:
         if not self.largest_update > 0:

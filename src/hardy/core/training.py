@@ -1,6 +1,6 @@
 """How a client trains in a round: steps, batches and the learning rate."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import numpy as np
@@ -67,6 +67,19 @@ class Training:
                 raise HardyError(
                     f"training.{name} is {getattr(self, name)!r}, but it has no effect: {why}. Leave one of them out."
                 )
+
+    def with_steps(self, steps: int, rate: float | None = None) -> "Training":
+        """The same with so many local steps in place of epochs, and another rate if one is given."""
+        plain = Training(batch=self.batch)
+        return replace(
+            self,
+            steps=steps,
+            rate=self.rate if rate is None else rate,
+            epochs=plain.epochs,
+            epochs_decay=plain.epochs_decay,
+            epochs_every=plain.epochs_every,
+            remainder=plain.remainder,
+        )
 
     def rate_at(self, round_number: int, rounds: int) -> float:
         """The learning rate of a round (counted from 0)."""

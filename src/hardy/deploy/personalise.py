@@ -101,7 +101,7 @@ def fine_tune(
         placement=dict.fromkeys(plan.tags, Placement.PRIVATE),
     )
     rate = engine.training.rate if rate is None else rate
-    training = replace(engine.training, rate=rate, steps=steps, epochs=1, epochs_decay=1.0, epochs_every=1)
+    training = engine.training.with_steps(steps, rate)
     tuned = type(engine)(alone, engine.device_data, training, seed=engine.seed, lane=engine.lane)
     everybody = range(len(engine.data.clients))
     shared = plan.aggregator.served(state.shared, state.memory)

@@ -33,6 +33,7 @@ class EngineChoice:
     """`[engine]`: how and where the work is done."""
 
     name: Literal["auto", "sequential", "vectorised", "flower"] = "auto"
+    """auto chooses by device, network and batch size: vectorised on a GPU and for small steps, else sequential"""
     device: str = "auto"
     """auto, cpu or cuda (cuda:1, ...)"""
     precision: Precision = "tf32"

@@ -1,7 +1,6 @@
 """How long a slot takes."""
 
 import time
-from dataclasses import replace
 
 import torch
 
@@ -26,7 +25,7 @@ def seconds_per_slot(engine: Engine, *, slots: int = _SLOTS, steps: int = 2) -> 
         reported=engine.cast(plan.first(Placement.REPORTED, len(engine.data.clients), bases)),
     )
     try:
-        engine.training = replace(training, steps=steps)
+        engine.training = training.with_steps(steps)
         engine.store = tensors.apply(torch.clone, store)
         _synchronise(engine.device)
         began = time.perf_counter()

@@ -112,6 +112,12 @@ def _metrics(path: Path) -> list[dict[str, Any]]:
     return [rounds[at] for at in sorted(rounds)]
 
 
+def _of_this_round(evaluation: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
+    """What `hardy evaluate` found, unless the run has gone on since."""
+    measured, done = (evaluation.get("provenance") or {}).get("round"), summary.get("rounds")
+    return evaluation if None in (measured, done) or measured == done else {}
+
+
 def read_run(folder: Path) -> StoredRun:
     """The run in this folder; only summary.json must be there."""
     if not (folder / "summary.json").exists():
@@ -123,13 +129,14 @@ def read_run(folder: Path) -> StoredRun:
         folder / name
         for name in ("clients.json", "config.toml", "evaluation.json", "projections.json", "settings.json")
     )
+    summary = _json(folder / "summary.json", dict)
     return StoredRun(
         folder=folder,
-        summary=_json(folder / "summary.json", dict),
+        summary=summary,
         rounds=_metrics(folder / "metrics.jsonl"),
         clients=_json(clients, list) if clients.exists() else [],
         config=config.read_text("utf-8", errors="replace") if config.exists() else "",
-        evaluation=_json(evaluation, dict) if evaluation.exists() else {},
+        evaluation=_of_this_round(_json(evaluation, dict), summary) if evaluation.exists() else {},
         projections=_json(projections, dict) if projections.exists() else {},
         settings=_json(settings, dict) if settings.exists() else {},
     )
