@@ -3,9 +3,9 @@
     python benchmarks/peers.py OUT.json --python-flower PATH --python-pfl PATH [--smoke]
 
 The paths name interpreters that have `flwr[simulation]` and `pfl[pytorch]`, by default this one; a peer that is not
-there is skipped. Every run is a process of its own and waits for free cores first. Runs are repeated in turn. Given are the
-median round of a framework's quietest run, since other work on the machine can only add to it, and that of all its
-runs.
+there is skipped. Every run is a process of its own and waits for free cores first. Runs are repeated in turn. Given
+are the median round of a framework's quietest run, since other work on the machine can only add to it, and that of all
+its runs.
 
 Processes have one torch thread unless told otherwise: for a network this small a second one gains little, and where
 anything else runs on the cores torch's threads wait for each other (seen: a hundred times as long).
@@ -69,7 +69,7 @@ def contestants(threads: int) -> list[Contestant]:
     ]
 
 
-def idle(seconds: float = 1.0) -> float:
+def idle(seconds: float = 0.2 if work.SMOKE else 1.0) -> float:
     """The share of the cores that nobody uses."""
 
     def ticks() -> list[int]:

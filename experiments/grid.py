@@ -25,8 +25,14 @@ import torch
 
 import hardy
 
-
-TINY = ["rounds=1", "data.source=mini_digits", "data.limit=60", "evaluation.threats=[]", "engine.device=cpu"]
+TINY = [
+    "rounds=1",
+    "data.source=mini_digits",
+    "data.limit=200",
+    "training.batch=8",
+    "evaluation.threats=[]",
+    "engine.device=cpu",
+]
 
 
 def every_row(grid: dict) -> list[tuple[str, list[str]]]:
@@ -98,7 +104,7 @@ def main() -> None:
     grid = tomllib.loads(options.grid.read_text())
     done = json.loads(options.out.read_text()) if options.out.exists() else {}
     rows = [
-        (name, [*own, *(TINY if options.smoke else ()), *options.overrides])
+        (name, [*(["model.width=0.125", *own, *TINY] if options.smoke else own), *options.overrides])
         for name, own in every_row(grid)[: 2 if options.smoke else None]
         if re.search(options.only, name) and "error" in done.get(name, {"error": ""})
     ]

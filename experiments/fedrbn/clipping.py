@@ -1,4 +1,4 @@
-"""What the authors' clipping does to the figures: python experiments/fedrbn/clipping.py OUT.json [--workers 2] [--smoke]
+"""What the authors' clipping does to the figures: python experiments/fedrbn/clipping.py OUT.json [--smoke]
 
 The release maps pixels to [-1, 1] outside the network and then clips attacked images to [0, 1] of that scale, in
 training and in test: their ε is half as large in pixels, and every attacked pixel is at least mid-grey. Here networks
