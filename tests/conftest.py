@@ -67,12 +67,21 @@ def with_momentum(method):
     return method.replace(optimiser=chain(*links, OPTIMISER)) if last == sgd() else method
 
 
+def without_momentum(method):
+    """The same with weight decay alone: momentum that is born anew has no effect on one step."""
+    *links, last = method.optimiser.links
+    return method.replace(optimiser=chain(*links, sgd(weight_decay=1e-3))) if last == OPTIMISER else method
+
+
 def fit(method, *, data=None, out=None, model=net, **changes) -> hardy.Run:
-    """A run with momentum and weight decay, unless it takes one step or the method says otherwise."""
-    chosen = experiment(**changes)
-    if chosen.training.steps != 1:
+    """A run; with the usual training SGD has momentum and weight decay."""
+    chosen, data = experiment(**changes), data or federation()
+    steps = max(chosen.training.local_steps(len(client.train), 0) for client in data.clients)
+    if "training" not in changes:
         method = with_momentum(method)
-    return hardy.fit(chosen, method=method, model=model, data=data or federation(), out=out, quiet=True)
+    elif steps == 1 and not method.pooled:
+        method = without_momentum(method)
+    return hardy.fit(chosen, method=method, model=model, data=data, out=out, quiet=True)
 
 
 def everything(run) -> dict[str, torch.Tensor]:
@@ -109,5 +118,6 @@ def shortened(part):
 
 @pytest.fixture(params=sorted(PARTS["method"]))
 def method(request):
-    """Every method of the registry, with its defaults; attacks are cut short, since no law hangs on their length."""
-    return shortened(PARTS["method"][request.param]())
+    """Every method of the registry, with its defaults; attacks are cut short, since no law hangs on their length, and
+    SGD has momentum."""
+    return with_momentum(shortened(PARTS["method"][request.param]()))

@@ -25,7 +25,7 @@ def kinds(*given):
 
 
 def held(net):
-    return {**net.nets[0].trained, **net.nets[0].kept}
+    return {**net.nets[0].trained, **net.nets[0].buffers}
 
 
 def test_where_all_is_shared_a_newcomer_gets_just_that():
@@ -55,14 +55,14 @@ def test_statistics_are_measured_on_the_newcomers_images():
     first = torch.nn.functional.conv2d(
         values[1](x), made.nets[0].trained["conv1.weight"], made.nets[0].trained["conv1.bias"], padding=1
     )
-    torch.testing.assert_close(made.nets[0].kept["norm1.clean.mean"], first.mean((0, 2, 3)))
-    torch.testing.assert_close(made.nets[0].kept["norm1.clean.var"], first.var((0, 2, 3)))
+    torch.testing.assert_close(made.nets[0].buffers["norm1.clean.mean"], first.mean((0, 2, 3)))
+    torch.testing.assert_close(made.nets[0].buffers["norm1.clean.var"], first.var((0, 2, 3)))
 
 
 def test_a_newcomer_is_given_robust_statistics_like_any_st_client():
     run = fit(papers.fedrbn(attack=SHORT), data=kinds("ST", "AT", "ST", "ST"), rounds=2)
     before = {n: t.clone() for n, t in run.state.reported.items()}
-    found = run.network_for_new_client("average", domain="even").nets[0].kept  # no AT client there
+    found = run.network_for_new_client("average", domain="even").nets[0].buffers  # no AT client there
     for name, value in run.state.reported.items():
         if run.engine.plan.tags[name].branch == "adversarial":
             assert torch.equal(found[name], value[1, 0])
@@ -72,7 +72,7 @@ def test_a_newcomer_is_given_robust_statistics_like_any_st_client():
     name = "norm1.adversarial.mean"
     ends = two.state.reported[name][:2, 0]
     assert (
-        (made.nets[0].kept[name] - ends[0]).abs() <= (ends[1] - ends[0]).abs() + 1e-12
+        (made.nets[0].buffers[name] - ends[0]).abs() <= (ends[1] - ends[0]).abs() + 1e-12
     ).all()  # a mixture of the two
     assert_close(run.state.reported, before, 0)
 
@@ -80,7 +80,7 @@ def test_a_newcomer_is_given_robust_statistics_like_any_st_client():
 def test_without_propagation_the_robust_branch_is_averaged_over_those_who_attack():
     norm = dual(clean=local(), adversarial=local())
     run = fit(papers.fatavg_dbn(attack=SHORT).replace(norm=norm), data=kinds("AT", "ST", "AT", "ST"), rounds=1)
-    found = run.network_for_new_client("average").nets[0].kept
+    found = run.network_for_new_client("average").nets[0].buffers
     for name, value in run.engine.store.items():
         members = [0, 2] if run.engine.plan.tags[name].branch == "adversarial" else [0, 1, 2, 3]
         if name in found:

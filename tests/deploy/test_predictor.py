@@ -99,7 +99,7 @@ def test_the_network_that_is_served_has_the_accuracy_of_the_summary(dual):
     plain = fit(papers.fedbn(), rounds=2)
     for client, found in enumerate(plain.summary()["standard_accuracy"]["by_client"]):
         assert accuracy(plain.customise(client=client), plain)[client] == found
-    recomputed = fit(papers.fedavg(norm=batch(serving="post")), rounds=2)
+    recomputed = fit(papers.fedavg(norm=batch(inference_statistics="recomputed")), rounds=2)
     for client, found in enumerate(recomputed.summary()["standard_accuracy"]["by_client"]):
         assert accuracy(recomputed.customise(client=client), recomputed)[client] == found
 

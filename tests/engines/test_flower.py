@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hardy
-from conftest import SHAPE, assert_close, everything, experiment, federation, fit, net
+from conftest import SHAPE, assert_close, everything, experiment, federation, fit, net, with_momentum
 from hardy import papers
 from hardy.config import EvaluationChoice, NetworkChoice
 from hardy.core.partition import Placement, Role
@@ -88,11 +88,11 @@ def _state(tmp_path, monkeypatch):
 
 def run_over(grid, method, *, model=net, out=None, **changes):
     changes = {"network": NetworkChoice(clients=len(grid.apps), deadline=2.0), "engine": FLOWER, **changes}
-    return run_server(experiment(**changes), grid, out, method=method, model=model, quiet=True)
+    return run_server(experiment(**changes), grid, out, method=with_momentum(method), model=model, quiet=True)
 
 
 def grid_of(method, data=None, *, model=net):
-    data = data or federation()
+    data, method = data or federation(), with_momentum(method)
     return Grid([client_app(method=method, model=model, data=data) for _ in data.clients])
 
 
@@ -106,7 +106,7 @@ def nodes_own(grid, run):
 
 def test_every_method_is_the_same_on_every_engine(method):
     options = {"cohort": Cohort(fraction=0.75), "faults": Faults(dropped=0.1, crashed=0.1, late=0.1), "rounds": 2}
-    options["training"] = Training(rate=0.1, momentum=0.5, weight_decay=1e-3, batch=4)
+    options["training"] = Training(rate=0.1, batch=4)
     if method.pooled:
         with pytest.raises(HardyError, match="over a network nobody holds them"):
             run_over(grid_of(method), method, **options)
@@ -439,9 +439,8 @@ def test_a_trial_reads_the_experiment_alone(tmp_path):
         '[training]\nsteps = 2\nbatch = 8\n[engine]\ndevice = "cpu"\nprecision = "float64"\n'
         "[network]\ndeadline = 60.0\nclients = 2\n"
     )
-    near = hardy.fit(
-        dataclasses.replace(asked, engine=dataclasses.replace(asked.engine, name="sequential")), quiet=True
-    )
+    here = dataclasses.replace(asked.engine, name="sequential")
+    near = hardy.fit(dataclasses.replace(asked, engine=here, network=NetworkChoice()), quiet=True)
     grid = Grid([client_app() for _ in near.engine.data.clients])
     far = run_server(asked, grid, tmp_path / "run", quiet=True)
     assert_close(near.state.shared, far.state.shared, 1e-9)

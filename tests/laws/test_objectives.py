@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from conftest import assert_close, everything, federation, fit, net
+from conftest import assert_close, everything, federation, fit, net, shortened
 from hardy import papers
 from hardy.attacks.gradient import pgd
 from hardy.core.net import Net
@@ -14,12 +14,13 @@ from hardy.core.protocols import Batch
 from hardy.core.training import Training
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
+from hardy.papers.oat import OnceForAll, conditional
 from hardy.parts.adversarial import adversarial, by_kind, free, mart, trades
 from hardy.parts.norms import batch, dual
 from hardy.parts.objectives import cross_entropy, masked_cross_entropy
 from hardy.registry import PARTS
 
-SPECIAL = {"by_kind": lambda: by_kind(AT=adversarial(), ST=cross_entropy()), "free": lambda: free(batch=4)}
+SPECIAL = {"by_kind": lambda: by_kind(AT=adversarial(), ST=cross_entropy())}
 VECTORISED = EngineChoice(name="vectorised", device="cpu", precision="float64", lane=3)
 
 
@@ -38,8 +39,10 @@ def mixed_kinds():
 
 def test_engines_agree(objective):
     norm = dual() if "adversarial" in objective.branches else batch()
-    method = papers.fedavg(norm=norm, objective=objective).replace(aggregator=papers.scaffold().aggregator)
-    options = {"data": mixed_kinds(), "rounds": 2, "training": Training(rate=0.05, batch=4, replays=2)}
+    norm = conditional() if isinstance(objective, OnceForAll) else norm
+    method = papers.fedavg(norm=norm, objective=shortened(objective))
+    data = mixed_kinds() if "kind" in objective.consumes else federation()
+    options = {"data": data, "rounds": 2, "training": Training(rate=0.05, batch=4, replays=2)}
     one, many = fit(method, **options), fit(method, engine=VECTORISED, **options)
     assert_close(everything(one), everything(many), 1e-9)
 
@@ -50,12 +53,13 @@ def test_kinds_train_with_their_own_objective():
     data = mixed_kinds()
     for kind, alone in (("AT", adversarial()), ("ST", cross_entropy()), ("", adversarial())):
         same = dataclasses.replace(data, clients=tuple(dataclasses.replace(c, kind=kind) for c in data.clients))
-        runs = (fit(papers.fedavg(objective=o), data=same, rounds=1) for o in (both, alone))
+        runs = (fit(papers.fedavg(objective=o), data=d, rounds=1) for o, d in ((both, same), (alone, federation())))
         assert_close(*(run.state.shared for run in runs), 0)
 
 
 def one_net(norm):
-    plan = papers.fedavg(norm=norm).bind(net, (1, 8, 8))
+    objective = adversarial(branch="adversarial") if "adversarial" in norm.branches else cross_entropy()
+    plan = papers.fedavg(norm=norm, objective=objective).bind(net, (1, 8, 8))
     start = {n: t.double() if t.is_floating_point() else t for n, t in plan.start.items()}
     plan.model.double()
     made = Net(plan.model, {n: start[n] for n in plan.trained}, {n: start[n] for n in plan.buffers})
@@ -66,21 +70,21 @@ def one_net(norm):
 def test_branches_keep_their_own_statistics():
     """Clean images move the clean statistics only, attacked ones the adversarial only, the attack none."""
     made, given, key = one_net(dual())
-    before = dict(made.kept)
+    before = dict(made.buffers)
     cross_entropy().loss(made, {}, given, key)
-    moved = {n for n in before if not torch.equal(before[n], made.kept[n])}
+    moved = {n for n in before if not torch.equal(before[n], made.buffers[n])}
     assert moved and all(".clean." in n for n in moved)
-    made.kept = dict(before)
+    made.buffers = dict(before)
     adversarial(mix=1.0, branch="adversarial").loss(made, {}, given, key)
-    moved = {n for n in before if not torch.equal(before[n], made.kept[n])}
+    moved = {n for n in before if not torch.equal(before[n], made.buffers[n])}
     assert moved and all(".adversarial." in n for n in moved)
-    made.kept = dict(before)
+    made.buffers = dict(before)
     adversarial(branch="adversarial").craft(made, given, key)
-    assert all(made.kept[n] is before[n] for n in before)
+    assert all(made.buffers[n] is before[n] for n in before)
 
 
 def test_an_objective_without_its_branch_is_refused():
-    with pytest.raises(HardyError, match="branch 'adversarial', but norm 'Batch' keeps only clean"):
+    with pytest.raises(HardyError, match="branch 'adversarial', but norm 'BatchNormalisation' keeps only clean"):
         papers.fedavg(norm=batch(), objective=adversarial(branch="adversarial")).bind(net, (1, 8, 8))
 
 
@@ -105,7 +109,7 @@ def test_absent_classes_get_no_gradient():
         bias = next(n for n in reversed(made.trained) if n.endswith("bias"))
 
         def loss(value):
-            return objective.loss(Net(made.model, {**made.trained, bias: value}, made.kept), {}, two, key)
+            return objective.loss(Net(made.model, {**made.trained, bias: value}, made.buffers), {}, two, key)
 
         return torch.func.grad(loss)(made.trained[bias])
 
@@ -115,6 +119,6 @@ def test_absent_classes_get_no_gradient():
 
 
 def test_free_change_stays_in_its_ball():
-    run = fit(papers.fedavg(objective=free(batch=4, epsilon=0.1)), training=Training(batch=4, replays=3), rounds=2)
+    run = fit(papers.fedavg(objective=free(epsilon=0.1)), training=Training(batch=4, replays=3), rounds=2)
     change = run.engine.store["free.change"]
     assert 0 < change.abs().max() <= 0.1

@@ -101,8 +101,8 @@ def test_passes_together_are_passes_one_after_the_other(second, statistics):
     two = Net(model, trained, {n: b.clone() for n, b in model.named_buffers()})
     together = two.together((x, calls[0]), (other, calls[1]))
     torch.testing.assert_close(together, apart)
-    torch.testing.assert_close(two.kept, one.kept)
-    assert not torch.equal(one.kept["1.clean.mean"], torch.zeros(4).double())
+    torch.testing.assert_close(two.buffers, one.buffers)
+    assert not torch.equal(one.buffers["1.clean.mean"], torch.zeros(4).double())
 
 
 def test_images_are_normalised_by_each_other_and_nothing_moves():

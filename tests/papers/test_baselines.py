@@ -66,7 +66,7 @@ def test_fat_methods_are_the_methods_on_an_adversarial_objective():
         assert made.name == factory.__name__
         assert made == same.replace(name=made.name)
     assert papers.fatavg().objective == by_kind(AT=adversarial(), ST=cross_entropy())
-    assert papers.fatfree(batch=4).objective.of("") == free(batch=4)
+    assert papers.fatfree().objective.for_client("", 0) == free()
     assert papers.fatprox(strength=3.0).objective.strength == 3.0
 
 

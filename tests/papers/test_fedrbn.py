@@ -10,7 +10,7 @@ from torch.func import grad
 from torch.nn import functional as F
 
 import hardy
-from conftest import assert_close, everything, federation, fit, net
+from conftest import assert_close, everything, federation, fit, net, with_momentum
 from hardy import papers
 from hardy.attacks.gradient import pgd
 from hardy.core import random
@@ -23,6 +23,7 @@ from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.papers.fedbn import local
 from hardy.papers.fedrbn import pnc, propagated
+from hardy.parts.adversarial import adversarial
 from hardy.parts.norms import batch, dual, group
 from hardy.parts.objectives import cross_entropy
 
@@ -56,11 +57,13 @@ def statistics(clients, bases=2, features=(5, 3), seed=0):
                 name = f"norm{layer}.{branch}.{word}"
                 found[name] = torch.rand(clients, bases, width, generator=draw, dtype=torch.float64) + 0.1
                 tags[name] = Tag(role, branch=branch)
+        found[f"norm{layer}.adversarial.batches"] = torch.ones(clients, bases, dtype=torch.int64)
+        tags[f"norm{layer}.adversarial.batches"] = Tag(Role.COUNTER, branch="adversarial")
     return found, tags
 
 
 def own(values):
-    return {n: t for n, t in values.items() if "adversarial" in n}
+    return {n: t for n, t in values.items() if "adversarial" in n and t.is_floating_point()}
 
 
 def test_propagation_by_hand():
@@ -112,9 +115,9 @@ def test_one_source_is_copied_and_a_twin_counts_most():
 
 def test_clients_that_were_not_heard_give_nothing():
     values, tags = statistics(3)
-    for name, value in own(values).items():
-        value[0] = 0.0 if "mean" in name else 1.0  # nobody has trained this one yet
-        value[1, 1] = value[0, 1]  # and of this one only the first base
+    for counter in (t for n, t in values.items() if n.endswith(".batches")):
+        counter[0] = 0  # nobody has trained this one yet
+        counter[1, 1] = 0  # and of this one only the first base
     after = propagated().exchange(values, tags, profiles("AT", "AT", "ST"))
     for name, value in own(values).items():
         assert torch.equal(after[name][2, 0], value[1, 0])
@@ -139,7 +142,7 @@ def test_each_branch_is_written_by_its_own_norm():
     values, tags = statistics(2)
     after = dual(clean=local(), adversarial=Doubled()).exchange(values, tags, profiles("AT", "ST"))
     for name, value in values.items():
-        assert torch.equal(after[name], 2 * value if name in own(values) else value)
+        assert torch.equal(after[name], 2 * value if ".adversarial." in name else value)
 
 
 def test_private_clean_statistics_cannot_be_compared():
@@ -154,33 +157,32 @@ def test_private_clean_statistics_cannot_be_compared():
 
 def one_net(norm=None, given=True):
     torch.manual_seed(0)
-    plan = papers.fedavg(norm=norm or dual()).bind(net, (1, 8, 8))
+    norm = norm or dual(clean=local(statistics=Placement.REPORTED), adversarial=propagated())
+    plan = papers.fedavg(norm=norm, objective=adversarial(branch="adversarial")).bind(net, (1, 8, 8))
     plan.model.double()
     draw = torch.Generator().manual_seed(3)
-    start = {
-        n: torch.rand(t.shape, generator=draw, dtype=torch.float64) + 0.2
-        if given and plan.tags[n].branch == "adversarial"
-        else t.double()
-        for n, t in plan.start.items()
-    }
+    start = {n: t.double() if t.is_floating_point() else t + given for n, t in plan.start.items()}
+    for n in (n for n, tag in plan.tags.items() if given and tag.branch == "adversarial"):
+        if start[n].is_floating_point():
+            start[n] = torch.rand(start[n].shape, generator=draw, dtype=torch.float64) + 0.2
     x = torch.rand(6, 1, 8, 8, generator=draw, dtype=torch.float64)
     made = Net(plan.model, {n: start[n] for n in plan.trained}, {n: start[n] for n in plan.buffers})
     return made, Batch(x, torch.arange(6) % 3), torch.tensor(5)
 
 
 def gradient(objective, made, given, key):
-    return grad(lambda w: objective.loss(Net(made.model, w, made.kept), {}, given, key))(made.trained)
+    return grad(lambda w: objective.loss(Net(made.model, w, made.buffers), {}, given, key))(made.trained)
 
 
 def test_calibration_is_equation_five_and_leaves_the_frozen_branch_alone():
     made, given, key = one_net()
-    before = dict(made.kept)
+    before = dict(made.buffers)
     clean, frozen = (
-        F.cross_entropy(Net(made.model, made.trained, made.kept)(given.x, branch=b, statistics=s), given.y)
+        F.cross_entropy(Net(made.model, made.trained, made.buffers)(given.x, branch=b, statistics=s), given.y)
         for b, s in (("clean", "batch"), ("adversarial", "running"))
     )
     torch.testing.assert_close(pnc(weight=0.3).loss(made, {}, given, key), 0.7 * clean + 0.3 * frozen)
-    moved = {n for n in before if not torch.equal(before[n], made.kept[n])}
+    moved = {n for n in before if not torch.equal(before[n], made.buffers[n])}
     assert moved and all(".clean." in n for n in moved)
 
 
@@ -194,7 +196,7 @@ def test_the_second_gradient_is_clipped():
         scale = min(1.0, clip / length.item())
         by_hand = {n: g - second[n] + scale * second[n] for n, g in part[0.5].items()}
         assert_close(gradient(pnc(clip=clip), made, given, key), by_hand, 1e-12)
-        losses = (pnc(clip=c).loss(Net(made.model, made.trained, made.kept), {}, given, key) for c in (clip, inf))
+        losses = (pnc(clip=c).loss(Net(made.model, made.trained, made.buffers), {}, given, key) for c in (clip, inf))
         torch.testing.assert_close(*losses)
 
 
@@ -205,8 +207,10 @@ def test_calibration_waits_for_statistics_and_for_its_warm_up():
         assert_close(gradient(pnc(clip=clip), made, given, key), plain, 1e-12)
     made, given, key = one_net()
     waiting = pnc(warm_up=3)
-    assert_close(gradient(waiting.of("ST", 2), made, given, key), gradient(cross_entropy(), made, given, key), 0)
-    assert waiting.of("ST", 3) == waiting and waiting.of("ST", 2).passes == 1
+    assert_close(
+        gradient(waiting.for_client("ST", 2), made, given, key), gradient(cross_entropy(), made, given, key), 0
+    )
+    assert waiting.for_client("ST", 3) == waiting and waiting.for_client("ST", 2).weight == 0
 
 
 # the method
@@ -215,7 +219,7 @@ def test_calibration_waits_for_statistics_and_for_its_warm_up():
 @pytest.mark.parametrize("weight", [0.0, 0.5])
 def test_without_at_clients_it_is_fedbn(weight):
     data = of_kinds(*["ST"] * 4)
-    run, plain = fit(papers.fedrbn(weight=weight), data=data), fit(papers.fedbn(), data=data)
+    run, plain = fit(papers.fedrbn(weight=weight), data=data), fit(papers.fedbn())
     assert_close(run.state.shared, plain.state.shared, 1e-12)
     assert_close(
         {n: {**run.engine.store, **run.state.reported}[n] for n in plain.engine.store}, plain.engine.store, 1e-12
@@ -231,7 +235,7 @@ def test_mixed_kinds_agree_on_all_engines_and_resume_exactly(tmp_path):
     fit(method, out=half, **{**options, "rounds": 2})
     text = (half / "config.toml").read_text().replace("rounds = 2", "rounds = 4")
     (half / "config.toml").write_text(text)
-    resumed = hardy.resume(half, method=method, model=net, data=MIXED, quiet=True)
+    resumed = hardy.resume(half, method=with_momentum(method), model=net, data=MIXED, quiet=True)
     assert all(torch.equal(t, everything(resumed)[n]) for n, t in everything(one).items())
 
 
@@ -239,7 +243,9 @@ def test_st_clients_end_a_round_with_the_statistics_of_at_clients():
     run = fit(papers.fedrbn(attack=SHORT), data=of_kinds("ST", "AT", "ST", "ST"), rounds=2)
     tags = run.engine.plan.tags
     for name, value in run.state.reported.items():
-        if tags[name].branch == "adversarial":
+        if tags[name].role is Role.COUNTER:
+            assert (value > 0).all()  # all have been given statistics
+        elif tags[name].branch == "adversarial":
             assert torch.equal(value, value[1].expand_as(value)) and value.abs().sum() > 0
         else:
             assert not torch.equal(value[0], value[1])
@@ -274,9 +280,9 @@ def test_noise_falls_on_the_statistics_only():
     for seed in range(200):
         for setting in (quiet, loud):
             made, given, _ = setting
-            here = Net(made.model, made.trained, made.kept)
+            here = Net(made.model, made.trained, made.buffers)
             here(given.x, statistics="batch", key=random.fold(torch.tensor(1), seed))
-            drawn.append(here.kept["norm1.clean.mean"])
+            drawn.append(here.buffers["norm1.clean.mean"])
     apart = torch.stack(drawn[1::2]) - torch.stack(drawn[::2])
     assert abs(apart.std().item() - 0.5) < 0.03 and abs(apart.mean().item()) < 0.05
     run = fit(papers.fedrbn(attack=SHORT, noise=5.0), rounds=1)

@@ -20,7 +20,7 @@ from hardy.engines import ENGINES, EngineChoice
 from hardy.errors import HardyError
 from hardy.papers.fedavg import proximal
 from hardy.papers.fedbn import local
-from hardy.papers.fedrobust import Structure, shifted
+from hardy.papers.fedrobust import Structure, primal_gap, shifted
 from hardy.papers.flra_theory import broken, lipschitz, probe, spectral_norm, wasserstein_bound
 from hardy.parts.norms import absent
 from hardy.parts.objectives import cross_entropy
@@ -91,7 +91,7 @@ def test_a_structure_is_the_full_matrix_kept_to_a_subspace(structure):
     objective = shifted(structure=structure)
     draw = torch.Generator().manual_seed(0)
     private = {
-        n: torch.randn(t.shape, generator=draw, dtype=torch.float64) for n, t in objective.private({}, shape).items()
+        n: torch.randn(t.shape, generator=draw, dtype=torch.float64) for n, t in objective.private(shape, 4).items()
     }
     matrix = matrix_of(objective, private, shape)
     length, _ = objective.lengths(private)
@@ -111,9 +111,7 @@ def test_a_structure_is_the_full_matrix_kept_to_a_subspace(structure):
 def test_about_a_centre_images_are_shifted_as_if_scaled_to_both_sides_of_it(structure):
     shape, about = (3, 8, 8), shifted(structure=structure, centre=0.5)
     draw = torch.Generator().manual_seed(0)
-    private = {
-        n: torch.randn(t.shape, generator=draw, dtype=torch.float64) for n, t in about.private({}, shape).items()
-    }
+    private = {n: torch.randn(t.shape, generator=draw, dtype=torch.float64) for n, t in about.private(shape, 4).items()}
     x = torch.rand(4, *shape, generator=draw, dtype=torch.float64)
     twice = {**private, "shift.offset": 2 * private["shift.offset"]}  # a pixel is half of a scaled one
     scaled = shifted(structure=structure).shift(twice, 2 * x - 1)
@@ -159,9 +157,9 @@ def test_delta_alone_is_universal_adversarial_training():
             trained = {n: held[n] - 0.1 * g for n, g in down.items()}
             with torch.no_grad():
                 network.trained = {n: held[n] for n in plan.trained}
-                network.kept = {n: held[n] for n in plan.buffers}
+                network.buffers = {n: held[n] for n in plan.buffers}
                 network(x + deltas[number], statistics="batch")
-            replies.append({**trained, **network.kept})
+            replies.append({**trained, **network.buffers})
             deltas[number] = deltas[number] + 0.5 * up
         held = {n: torch.stack([r[n] for r in replies]).mean(0) for n in held}
     assert_close({n: t[0] for n, t in run.state.shared.items()}, held, 1e-9)
@@ -171,8 +169,9 @@ def test_delta_alone_is_universal_adversarial_training():
 def test_shifts_are_warm_started():
     """For one client with one batch, two rounds of one step are one round of two steps."""
     data = federation(sizes=(12,))
-    twice = fit(papers.fedrobust(), data=data, rounds=2, training=WHOLE)
-    once = fit(papers.fedrobust(), data=data, rounds=1, training=dataclasses.replace(WHOLE, epochs=2))
+    method = papers.fedrobust()
+    twice = fit(method, data=data, rounds=2, training=WHOLE)
+    once = fit(method, data=data, rounds=1, training=dataclasses.replace(WHOLE, epochs=2))
     assert_close(everything(twice), everything(once), 1e-9)
     assert twice.engine.store["shift.matrix"].abs().sum() > 0
 
@@ -266,7 +265,7 @@ def test_theorem_2_names_the_conditions_that_step_sizes_break():
 
 
 def test_the_diagnosis_of_a_run(tmp_path):
-    evaluation = EvaluationChoice(every=2, diagnose=True)
+    evaluation = EvaluationChoice(every=2, metrics=(primal_gap(),))
     found = []
     for name in ENGINES:
         engine = EngineChoice(name=name, device="cpu", precision="float64")
@@ -280,8 +279,8 @@ def test_the_diagnosis_of_a_run(tmp_path):
     assert first[-1]["smoothness"]["L2"] > 1 / 0.4 and any("η₂ ≤ 1/L₂" in t for t in first[-1]["broken_conditions"])
     report = (tmp_path / "sequential" / "report.html").read_text()
     assert "Primal gap" in report and "η₂ ≤ 1/L₂: broken" in report
-    plain = fit(papers.fedavg(), evaluation=evaluation, out=tmp_path / "fedavg")
-    assert "primal_gap" not in (plain.folder / "metrics.jsonl").read_text()
+    with pytest.raises(HardyError, match="metric primal_gap measures the objective shifted"):
+        fit(papers.fedavg(), evaluation=evaluation)
 
 
 def test_theorem_4_bounds_the_cost_of_a_shift():
@@ -333,9 +332,9 @@ def test_mistakes():
         ({"structure": "low_rank", "size": 9}, SHAPE, "size is 9; images of 8x8 have at most 8"),
     ):
         with pytest.raises(HardyError, match=message):
-            shifted(**options).private({}, shape)
+            shifted(**options).private(shape, 4)
     for structure in ("block", "channel", "low_rank", "diagonal", "identity"):  # large images are possible
-        held = shifted(structure=structure).private({}, (3, 256, 256))
+        held = shifted(structure=structure).private((3, 256, 256), 4)
         assert sum(t.numel() for t in held.values()) < 1e7
 
 

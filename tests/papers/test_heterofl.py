@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import hardy
-from conftest import assert_close, federation, fit, net
+from conftest import assert_close, federation, fit, net, with_momentum
 from hardy import papers
 from hardy.core.messages import Slot, Updates
 from hardy.core.partition import Role, tags
@@ -17,7 +17,7 @@ from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.models import MODELS
 from hardy.models.count import macs
-from hardy.papers.heterofl import cut, held_mean, narrowed
+from hardy.papers.heterofl import Axes, Corners, channel_axes, cut_tensors, held_mean
 from hardy.parts.norms import batch
 
 WIDTHS = (0.25, 0.5, 1.0)
@@ -34,17 +34,41 @@ def of(model):
     return {name: tuple(state[name].shape) for name in tags(model)}
 
 
+def corners(model, shape):
+    return Corners(WIDTHS, False, of(model), channel_axes(model, shape))
+
+
 @pytest.mark.parametrize("name", ["digits_cnn", "alexnet", "preresnet18", "mlp", "tiny_cnn"])
 @pytest.mark.parametrize("width", [0.125, 0.3])
 def test_a_corner_has_the_shapes_of_the_narrow_network(name, width):
     shape = (3, 64, 64) if name == "alexnet" else (3, 32, 32)
-    whole, narrow = (of(MODELS[name](shape=shape, width=w)) for w in (1.0, width))
-    assert narrowed(whole, width) == narrow
+    whole, narrow = (MODELS[name](shape=shape, width=w) for w in (1.0, width))
+    assert corners(whole, shape).corner(width) == of(narrow)
+
+
+def test_layers_are_found_by_what_feeds_them_not_by_name():
+    """A network whose first layer is written last, under a name that sorts anywhere."""
+
+    class Shuffled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.zz_last = torch.nn.Linear(8, 3)
+            self.middle = torch.nn.Linear(16 * 4, 8)
+            self.a_first = torch.nn.Conv2d(1, 16, 3, padding=1)
+
+        def forward(self, x):
+            pooled = torch.nn.functional.adaptive_avg_pool2d(self.a_first(x), 2)
+            return self.zz_last(self.middle(pooled.flatten(1)).relu())
+
+    axes = channel_axes(Shuffled(), (1, 8, 8))
+    assert axes["a_first.weight"] == Axes(True, 0)
+    assert axes["middle.weight"] == Axes(True, 4)
+    assert axes["zz_last.weight"] == Axes(False, 1)
 
 
 def test_macs_of_a_corner_are_those_of_the_narrow_network():
     whole, narrow = (MODELS["digits_cnn"](shape=(3, 28, 28), width=w) for w in (1.0, 0.25))
-    assert macs(whole, (3, 28, 28), narrowed(of(whole), 0.25)) == macs(narrow, (3, 28, 28))
+    assert macs(whole, (3, 28, 28), corners(whole, (3, 28, 28)).corner(0.25)) == macs(narrow, (3, 28, 28))
 
 
 @pytest.mark.parametrize("method", [papers.heterofl(), papers.sheterofl(widths=(1.0,))], ids=lambda m: m.name)
@@ -59,7 +83,7 @@ def test_engines_agree_and_entries_nobody_holds_stay(factory):
     many = fit(method, data=data, rounds=2, engine=EngineChoice(name="vectorised", device="cpu", precision="float64"))
     assert_close(one.state.shared, many.state.shared, 1e-9)
     start = one.server.start().shared
-    corner = narrowed({n: t.shape[1:] for n, t in start.items()}, 0.5)
+    corner = one.engine.plan.submodels.corner(0.5)
     for name, value in one.state.shared.items():
         inside = (slice(None), *map(slice, corner[name]))
         outside = torch.ones_like(value, dtype=torch.bool)
@@ -70,8 +94,15 @@ def test_engines_agree_and_entries_nobody_holds_stay(factory):
 
 def test_each_client_counts_once_for_each_entry_it_holds():
     shared = {"a.weight": torch.zeros(1, 4, 2), "b.weight": torch.zeros(1, 3, 4)}
+    axes = {"a.weight": Axes(True, 0), "b.weight": Axes(False, 1)}
+    submodels = Corners(WIDTHS, False, {n: tuple(t.shape[1:]) for n, t in shared.items()}, axes)
     context = RoundContext(
-        shared=shared, roles=dict.fromkeys(shared, Role.WEIGHT), bases=1, clients=3, capacities=(0.25, 0.5, 1.0)
+        shared=shared,
+        roles=dict.fromkeys(shared, Role.WEIGHT),
+        bases=1,
+        clients=3,
+        capacities=(0.25, 0.5, 1.0),
+        submodels=submodels,
     )
     values = torch.tensor([1.0, 2.0, 6.0])
     updates = Updates(
@@ -82,7 +113,7 @@ def test_each_client_counts_once_for_each_entry_it_holds():
         steps=torch.ones(3),
         loss=torch.ones(3),
     )
-    rule = held_mean(widths=WIDTHS)
+    rule = held_mean()
     whole, _ = rule.finish(rule.fold(None, updates, context), context, {})
     rows = torch.tensor([15 / 4, 14 / 3, 6.0, 6.0])  # held by all, by two, by the last
     torch.testing.assert_close(whole["a.weight"][0], rows[:, None].expand(4, 2))
@@ -95,22 +126,23 @@ def test_each_client_counts_once_for_each_entry_it_holds():
 
 def test_a_width_is_served_by_its_corner_and_its_figures_are_of_it():
     run = fit(papers.heterofl(widths=WIDTHS, norm=batch(inference_statistics="recomputed")), data=unlike(), rounds=1)
-    served = run.engine.plan.method.budget.serve(run.state.shared, 0.5)[0]
+    plan = run.engine.plan
+    served = plan.method.budget.serve(run.state.shared, 0.5, plan.submodels)[0]
     whole = {n: t[0] for n, t in run.state.shared.items()}
-    corner = narrowed(shapes(whole), 0.5)
+    corner = {n: s for n, s in plan.submodels.corner(0.5).items() if n in whole}
     assert shapes(served) == corner
-    assert_close(served, cut(whole, corner), 0)
-    numbers = [sum(prod(s) for s in narrowed(shapes(whole), w).values()) for w in (1.0, 0.25, 0.5, 1.0)]
+    assert_close(served, cut_tensors(whole, corner), 0)
+    numbers = [sum(prod(s) for n, s in plan.submodels.corner(w).items() if n in whole) for w in (1.0, 0.25, 0.5, 1.0)]
     assert run.figures.bytes_down == run.figures.bytes_up == 8 * sum(numbers)
     with pytest.raises(HardyError, match=r"width.*0\.3.*0\.25, 0\.5, 1"):
-        run.engine.plan.method.budget.serve(run.state.shared, 0.3)
+        plan.method.budget.serve(run.state.shared, 0.3, plan.submodels)
 
 
 def test_a_run_that_was_loaded_serves_the_same_corners(tmp_path):
     method, data = papers.heterofl(widths=WIDTHS), unlike()
     run = fit(method, data=data, rounds=1, out=tmp_path / "run")
     x = torch.rand(4, 1, 8, 8, dtype=torch.float64)
-    loaded = hardy.load(run.folder, method=method, model=net, data=data)
+    loaded = hardy.load(run.folder, method=with_momentum(method), model=net, data=data)
     for width in WIDTHS:
         assert torch.equal(run.customise(width=width)(x), loaded.customise(width=width)(x))
     assert torch.equal(loaded.network_for_new_client("average")(x), run.customise()(x))

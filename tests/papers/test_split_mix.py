@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hardy
-from conftest import assert_close, everything, experiment, federation, fit, net
+from conftest import assert_close, everything, experiment, federation, fit, net, with_momentum
 from hardy import papers
 from hardy.attacks.autoattack import fab
 from hardy.attacks.gradient import pgd
@@ -113,7 +113,9 @@ def test_engines_agree_and_a_resumed_run_takes_the_queue_up_where_it_was(tmp_pat
     config = tmp_path / "half" / "config.toml"
     config.write_text(config.read_text().replace("rounds = 2", "rounds = 4"))
     assert_close(
-        everything(one), everything(hardy.resume(config.parent, method=method, model=net, data=data, quiet=True)), 0
+        everything(one),
+        everything(hardy.resume(config.parent, method=with_momentum(method), model=net, data=data, quiet=True)),
+        0,
     )
 
 
@@ -167,11 +169,11 @@ def test_the_mixture_is_attacked_as_a_whole():
     assert table["provenance"]["settings"]["width"] == 0.5 and len(found) == 4
 
 
-@pytest.mark.parametrize("serving", ["batch", "post"])
+@pytest.mark.parametrize("serving", ["batch", "recomputed"])
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 def test_norms_served_by_the_batch_and_measured_afterwards(serving, engine):
     chosen = EngineChoice(name=engine, device="cpu", precision="float64")
-    run = fit(papers.split_mix(width=0.5, norm=batch(serving=serving)), rounds=1, engine=chosen)
+    run = fit(papers.split_mix(width=0.5, norm=batch(inference_statistics=serving)), rounds=1, engine=chosen)
     deployed = ServedClients(run.engine, run.state, "test", Branches(), None)
     standing = deployed.standing()
     client = run.engine.data.clients[1]
@@ -289,9 +291,12 @@ def test_fedrbn_and_sfat_inside_split_mix():
         (lambda: fit(papers.split_mix(width=0.5)).customise(robustness=0.5), r"robustness 0\.5 .*norm dual"),
         (lambda: fit(papers.fedbn()).customise(), r"client"),
         (lambda: exponential(factor=1.0), r"factor > 1"),
-        (lambda: dual(clean=batch(inference_statistics="batch")), r"serving = 'batch'"),
+        (lambda: dual(clean=batch(inference_statistics="batch")), r"inference_statistics = 'batch'"),
         (
-            lambda: hardy.fit(experiment(method={"name": "split_mix", "width": 0.5}), quiet=True),
+            lambda: hardy.fit(
+                experiment(method={"name": "split_mix", "width": 0.5}, model={"name": "tiny_cnn", "width": 1.0}),
+                quiet=True,
+            ),
             r"model\.width is 1\.0",
         ),
         (

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hardy
-from conftest import assert_close, everything, federation, fit, net
+from conftest import assert_close, everything, federation, fit, net, with_momentum
 from hardy import config, papers
 from hardy.core.messages import Slot, Updates
 from hardy.core.partition import Role
@@ -308,7 +308,7 @@ def test_blocks_do_not_change_the_result(rule, monkeypatch):
 def test_blocks_cover_every_column_within_the_budget():
     for count, width in ((3, 10_000_000), (200, 100_001), (5, 0)):
         matrix = torch.empty(count, 1).expand(count, width)
-        blocks = columns.blocks(matrix)
+        blocks = columns.column_blocks(matrix)
         assert sum(len(range(width)[block]) for block in blocks) == width
         assert all(len(range(width)[block]) * count * 4 <= 4 * 2**20 for block in blocks)
 
@@ -415,7 +415,7 @@ def test_both_engines_and_resuming_agree(tmp_path):
     fit(method, data=data, rounds=2, out=tmp_path)
     settings = tmp_path / "config.toml"
     settings.write_text(settings.read_text().replace("rounds = 2", "rounds = 4"))
-    resumed = hardy.resume(tmp_path, method=method, model=net, data=data, quiet=True)
+    resumed = hardy.resume(tmp_path, method=with_momentum(method), model=net, data=data, quiet=True)
     for name, tensor in everything(whole).items():
         assert torch.equal(tensor, everything(resumed)[name]), name
 

@@ -12,17 +12,16 @@ import pytest
 import torch
 
 import hardy
-from conftest import everything, federation, fit, net
+from conftest import everything, federation, fit, net, with_momentum
 from hardy import papers
 from hardy.config import CheckpointChoice
 from hardy.core.server import Cohort
 from hardy.engines.sequential import Sequential
-from hardy.papers.scaffold import controlled
 
 ROUNDS = 12
 OPTIONS = {"rounds": ROUNDS, "cohort": Cohort(fraction=0.5), "checkpoint": CheckpointChoice(every=1)}
 # local norms and control variates: private tensors, shared extras, a sampled cohort and a best checkpoint in one run
-METHOD = papers.scaffold(norm=papers.fedbn().norm, objective=controlled().inner)
+METHOD = with_momentum(papers.scaffold(norm=papers.fedbn().norm))
 
 
 def start(folder: str) -> None:

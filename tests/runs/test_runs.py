@@ -7,13 +7,13 @@ import sys
 import time
 
 import hardy
-from conftest import everything, federation, fit, net
+from conftest import everything, federation, fit, net, with_momentum
 from hardy import papers
 from hardy.config import CheckpointChoice, EvaluationChoice
 from hardy.report import run_page
 from hardy.runs import evaluate as evaluating
 
-GIVEN = {"method": papers.fedbn(), "model": net, "data": federation()}
+GIVEN = {"method": with_momentum(papers.fedbn()), "model": net, "data": federation()}
 THREATS = EvaluationChoice(threats=("fgsm@0.1", "pgd-3@0.1"))
 
 

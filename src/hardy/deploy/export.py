@@ -42,7 +42,8 @@ def export(
     plan, out, width = predictor.plan, Path(out), predictor.width
     if predictor.statistics == "images":
         raise HardyError(
-            "norm serving is 'batch': such a network needs its neighbours; export one with running or post."
+            "norm inference_statistics is 'batch': such a network needs its neighbours. Export one with running or "
+            "recomputed statistics."
         )
     mixes = "adversarial" in (plan.method.norm.branches or ())
     level = predictor.robustness if predictor.robustness is not None else float(predictor.branch == "adversarial")

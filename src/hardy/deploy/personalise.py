@@ -100,12 +100,14 @@ def fine_tune(
         tags={n: replace(tag, trained=tag.trained and n not in frozen) for n, tag in plan.tags.items()},
         placement=dict.fromkeys(plan.tags, Placement.PRIVATE),
     )
-    training = replace(engine.training, steps=steps, rate=engine.training.rate if rate is None else rate)
+    rate = engine.training.rate if rate is None else rate
+    training = replace(engine.training, rate=rate, steps=steps, epochs=1, epochs_decay=1.0, epochs_every=1)
     tuned = type(engine)(alone, engine.device_data, training, seed=engine.seed, lane=engine.lane)
     everybody = range(len(engine.data.clients))
-    owned = {**tensors.repeat(state.shared, len(everybody)), **state.reported, **engine.store}
+    shared = plan.aggregator.served(state.shared, state.memory)
+    owned = {**tensors.repeat(shared, len(everybody)), **state.reported, **engine.store}
     tuned.store = tensors.apply(Tensor.clone, owned)
     slots = [Slot(client, base) for client in everybody for base in range(plan.method.budget.bases)]
-    for _ in tuned.train(Work(round=state.round, rate=training.rate, slots=slots, shared={}, reported={})):
+    for _ in tuned.train(Work(round=state.round, rate=rate, slots=slots, shared={}, reported={})):
         pass
     return tuned, replace(state, shared={}, reported={}, memory={})

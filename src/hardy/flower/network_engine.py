@@ -185,7 +185,8 @@ class Flower:
             if time.monotonic() > end:
                 raise HardyError(
                     f"round {round_number + 1}: {heard} replies within {self.network.patience:g} s, but "
-                    f"network.replies is {least}. Start the missing nodes and go on with the same folder; nothing is lost."
+                    f"network.replies is {least}. Start the missing nodes and go on with the same folder; nothing "
+                    "is lost."
                 )
             if lost != earlier:
                 _LOG.warning("round %d: %d replies of the %d needed; asking again", round_number + 1, heard, least)

@@ -115,9 +115,9 @@ class Slack(Stage):
         size: list[float] = updates.weights.tolist()
         asked: list[int] = memory["asked"].tolist()
         turns: list[int] = memory["turns"].tolist()
-        clients = [slot.client for slot in updates.slots]
+        clients, kinds = [slot.client for slot in updates.slots], context.kinds
         able = [
-            at for at, client in enumerate(clients) if self.kind is None or context.kinds[client] in ("", self.kind)
+            at for at, client in enumerate(clients) if not self.kind or not kinds or kinds[client] in ("", self.kind)
         ]
         middle = median(loss[at] for at in able) if able else 0.0
 

@@ -138,9 +138,9 @@ def _reopen(
     text = (folder / "config.toml").read_text(encoding="utf-8")
     saved = config.parse(text, where=str(folder / "config.toml"), check=method is None)
     if far := network is None and saved.engine.name == "flower":  # to be looked at here, not to be trained
-        saved = replace(saved, engine=replace(saved.engine, name="sequential"))
         if saved.network.clients is not None and data is None:
             data = without_rows(folder)
+        saved = replace(saved, engine=replace(saved.engine, name="sequential"), network=config.NetworkChoice())
     run = prepare(
         saved,
         method=method,

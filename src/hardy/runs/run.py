@@ -84,6 +84,11 @@ class Run:
         return {**self.state.reported, **self.engine.store}
 
     @property
+    def served(self) -> Tensors:
+        """The shared tensors that serve, [B, ...]: the server's, or an average of them that the aggregator keeps."""
+        return self.engine.plan.aggregator.served(self.state.shared, self.state.memory)
+
+    @property
     def branches(self) -> Branches:
         """The experiment's choice."""
         choice = self.experiment.evaluation
@@ -101,7 +106,7 @@ class Run:
         return personalise.network_for_new_client(
             self.engine.plan,
             self.engine.data,
-            self.engine.plan.aggregator.served(self.state.shared, self.state.memory),
+            self.served,
             self.own,
             statistics,
             reported=self.state.reported,
@@ -118,7 +123,7 @@ class Run:
         return Predictor(
             self.engine.plan,
             self.engine.data,
-            self.engine.plan.aggregator.served(self.state.shared, self.state.memory),
+            self.served,
             self.own,
             client=client,
             width=width,
