@@ -1,4 +1,4 @@
-"""Whether the engines agree on this machine: python benchmarks/agreement.py [--large] [METHOD ...]
+"""Whether the engines agree on this machine: python benchmarks/agreement.py [--large | --smoke] [METHOD ...]
 
 Every registered method on six clients of unlike sizes, capacities and kinds, not all asked in a round; four rounds on
 the sequential and on the vectorised engine, with steps captured where there is a GPU. Prints the largest difference of
@@ -11,6 +11,7 @@ with captured steps, three rounds; with two seeds in one process, since what an 
 a later one. Both run the same kernels, deterministic ones of cuDNN, so that nothing may differ.
 """
 
+import argparse
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -20,13 +21,16 @@ from dataclasses import dataclass, replace
 import torch
 
 import hardy
-from engines import federation, provenance
+from engines import SMOKE, federation, provenance
 from hardy.attacks.gradient import pgd
+from hardy.core.method import Method
+from hardy.core.protocols import Optimiser
 from hardy.core.server import Cohort
 from hardy.core.training import Training
 from hardy.data.capacity import exponential, with_capacity
 from hardy.engines import EngineChoice, lane
 from hardy.models import digits_cnn, tiny_cnn
+from hardy.parts.optimisers import chain, sgd
 from hardy.registry import PARTS
 
 
@@ -42,6 +46,8 @@ class Case:
     training: Training
     checks: dict[str, tuple[int, int, float]]
     """by precision: rounds, seeds, and the largest difference that is fine"""
+    optimiser: Optimiser = sgd()
+    """in place of plain SGD"""
     lanes: tuple[int | None, ...] = (None,)
     """most slots at once, by seed: in lanes of 16 several groups of clients share one set of captured steps"""
 
@@ -52,8 +58,9 @@ SMALL = Case(
     attacking=40,
     model=lambda norm: tiny_cnn(norm=norm, shape=(1, 12, 12), classes=10, width=0.25),
     cohort=Cohort(fraction=0.8),
-    training=Training(rate=0.05, momentum=0.5, weight_decay=1e-3, batch=8, epochs=2),
-    checks={"float64": (4, 1, 1e-9), "float32": (1, 3, 1e-5)},
+    training=Training(rate=0.05, batch=8, epochs=2),
+    optimiser=sgd(momentum=0.5, weight_decay=1e-3),
+    checks={"float64": (1 if SMOKE else 4, 1, 1e-9)} | ({} if SMOKE else {"float32": (1, 3, 1e-5)}),
 )
 LARGE = Case(
     shape=(3, 28, 28),
@@ -65,6 +72,9 @@ LARGE = Case(
     checks={"float32": (3, 2, 0.0), "bfloat16": (3, 2, 0.0)},
     lanes=(None, 16),
 )
+
+
+FEW = ("fedavg", "fatscaffold", "fedrbn", "split_mix")
 
 
 class Uncaptured:
@@ -84,19 +94,27 @@ def capturing(wanted: bool) -> Iterator[None]:
         lane._Graph = graph
 
 
-def clients(case: Case):
+def clients(case: Case, method: Method):
+    """The federation, with the kinds and capacities that the method looks at."""
+    looked_at = {fact for part in method.parts() for fact in part.consumes}
     data = federation(len(case.sizes), max(case.sizes), case.shape)
+    kinds = ("AT", "ST") if "kind" in looked_at else ("", "")
     own = (
-        replace(c, train=c.train[:n], kind="AT" if n == case.attacking else "ST")
+        replace(c, train=c.train[:n], kind=kinds[n != case.attacking])
         for c, n in zip(data.clients, case.sizes, strict=True)
     )
-    return with_capacity(replace(data, clients=tuple(own)), exponential(), seed=0)
+    data = replace(data, clients=tuple(own))
+    return with_capacity(data, exponential(), seed=0) if "capacity" in looked_at else data
 
 
 def difference(case: Case, name: str, precision: str, rounds: int, seed: int) -> float:
     """The largest one between the two ways, as a share of the largest value of a tensor where that is above 1."""
     make, found = PARTS["method"][name], []
     options = {"attack": pgd(steps=2)} if "attack" in inspect.signature(make).parameters else {}
+    method = make(**options)
+    *links, last = method.optimiser.links
+    if last == sgd():
+        method = method.replace(optimiser=chain(*links, case.optimiser))
     for captured in (False, True):
         engine = "vectorised" if captured or case is LARGE else "sequential"
         chosen = hardy.Experiment(
@@ -107,7 +125,7 @@ def difference(case: Case, name: str, precision: str, rounds: int, seed: int) ->
             engine=EngineChoice(name=engine, precision=precision, lane=case.lanes[seed % len(case.lanes)]),
         )
         with capturing(captured):
-            run = hardy.fit(chosen, method=make(**options), model=case.model, data=clients(case), quiet=True)
+            run = hardy.fit(chosen, method=method, model=case.model, data=clients(case, method), quiet=True)
         held = {"s": run.state.shared, "r": run.state.reported, "m": run.state.memory, "p": run.engine.store}
         found.append({(place, n): t.double().cpu() for place, own in held.items() for n, t in own.items()})
     one, many = found
@@ -116,16 +134,20 @@ def difference(case: Case, name: str, precision: str, rounds: int, seed: int) ->
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("methods", nargs="*", help="all, if none is named (with --smoke a few)")
+    parser.add_argument("--large", action="store_true", help="fifty clients and the digits CNN, on a GPU")
+    parser.add_argument("--smoke", action="store_true", help="one round, float64, on the CPU")
+    options = parser.parse_args()
     print(provenance())
     torch.set_num_threads(1)
-    names = [word for word in sys.argv[1:] if word != "--large"]
-    torch.backends.cudnn.deterministic = "--large" in sys.argv
-    case, counting = (LARGE, torch.max) if "--large" in sys.argv else (SMALL, torch.min)  # both keep what is no number
+    torch.backends.cudnn.deterministic = options.large
+    case, counting = (LARGE, torch.max) if options.large else (SMALL, torch.min)  # both keep what is no number
     if case is LARGE and not torch.cuda.is_available():
         print("--large compares captured steps with others, and only a GPU captures them; there is none here.")
         return 2
     apart = []
-    for name in names or sorted(PARTS["method"]):
+    for name in options.methods or (FEW if SMOKE else sorted(PARTS["method"])):
         found = {
             precision: counting(
                 torch.tensor([difference(case, name, precision, rounds, seed) for seed in range(seeds)])

@@ -1,9 +1,10 @@
-"""Whether `engine = "auto"` chooses well: round times of both engines on the CPU, and what auto picked.
+"""What the rule of `engine = "auto"` loses: round times of both engines on the CPU, and which of them the rule takes.
 
-    python benchmarks/auto.py
+    python benchmarks/auto.py OUT.json [--smoke]
 
-The two engines take turns round by round, so that a busy moment falls on both. Auto's score in a case is the better
-engine's median round over the median round of the engine it picked: 1 is right, and the floor is 0.95.
+The two engines take turns round by round, so that a busy moment falls on both. The loss of a case is how much longer
+the engine that the rule takes needs than the faster one: 0 is right. The rule takes the vectorised engine for steps of
+up to so many multiply-accumulates; the limit that would have lost least is named, so that it can be drawn again.
 """
 
 import hardy  # noqa: I001 - first, since it tells torch's threads how to wait
@@ -19,45 +20,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from hardy.core.training import Training
+from engines import SMOKE, federation
 from hardy.config import Experiment
-from hardy.core.federation import Client, Federation
+from hardy.core.federation import Federation
+from hardy.core.files import versions
+from hardy.core.training import Training
 from hardy.engines import ENGINES, EngineChoice
+from hardy.models.count import macs
 from hardy.runs.prepare import prepare
 from hardy.runs.run import Run
-from hardy.core.files import versions
 
 CORES = len(os.sched_getaffinity(0))
-CLIENTS, IMAGES, WARM_UP = 10, 60, 2
-FLOOR = 0.95
+CLIENTS, IMAGES, WARM_UP = (2, 12, 1) if SMOKE else (10, 60, 2)
 MODELS = {
     "mlp": hardy.models.mlp,
     "tiny_cnn": hardy.models.tiny_cnn,
     "digits_cnn width 0.25": partial(hardy.models.digits_cnn, width=0.25),
 }
-BATCHES = (10, 30)
-
-
-def federation() -> Federation:
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (CLIENTS * IMAGES, 3, 28, 28), dtype=np.uint8)
-    y = rng.integers(0, 10, len(x))
-    nothing = np.arange(0)
-    return Federation(
-        name="noise",
-        classes=tuple("0123456789"),
-        x_train=x,
-        y_train=y,
-        x_test=x[:0],
-        y_test=y[:0],
-        clients=tuple(
-            Client(domain="noise", train=rows, validation=nothing, test=nothing)
-            for rows in np.arange(len(x)).reshape(CLIENTS, IMAGES)
-        ),
-    )
+BATCHES = (4, 12) if SMOKE else (2, 5, 10, 30)
 
 
 def seconds(run: Run) -> float:
@@ -66,7 +48,7 @@ def seconds(run: Run) -> float:
     return time.perf_counter() - began
 
 
-def case(threads: int, name: str, batch: int, data: Federation, rounds: int, picks: int) -> dict[str, Any]:
+def case(threads: int, name: str, batch: int, data: Federation, rounds: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     base = Experiment(training=Training(batch=batch))
 
@@ -76,60 +58,69 @@ def case(threads: int, name: str, batch: int, data: Federation, rounds: int, pic
 
     runs = {engine: made(engine) for engine in ENGINES}
     times: dict[str, list[float]] = {engine: [] for engine in ENGINES}
-    picked = []
-    for turn in range(WARM_UP + rounds):
+    for _ in range(WARM_UP + rounds):
         for engine, run in runs.items():
             times[engine].append(seconds(run))
-        if turn % max(1, rounds // picks) == 0 and len(picked) < picks:
-            picked.append(made("auto").engine.name)
-    medians = {engine: statistics.median(found[WARM_UP:]) for engine, found in times.items()}
-    return {
+    rule = made("auto")
+    found = {
         "threads": threads,
         "model": name,
         "batch": batch,
-        "seconds_per_round": medians,
-        "quartiles": {engine: statistics.quantiles(found[WARM_UP:], n=4)[::2] for engine, found in times.items()},
-        "picked": picked,
-        "worst_score": min(min(medians.values()) / medians[engine] for engine in picked),
+        "macs_of_a_step": batch * macs(rule.server.plan.model, data.shape),
+        "seconds_per_round": {engine: statistics.median(own[WARM_UP:]) for engine, own in times.items()},
+        "quartiles": {engine: statistics.quantiles(own[WARM_UP:], n=4)[::2] for engine, own in times.items()},
+        "taken": rule.engine.name,
     }
+    return {**found, "loss": loss(found, found["taken"])}
+
+
+def loss(found: dict[str, Any], engine: str) -> float:
+    times = found["seconds_per_round"]
+    return times[engine] / min(times.values()) - 1
+
+
+def mean_loss(cases: list[dict[str, Any]], limit: int) -> float:
+    """Of a rule that takes the vectorised engine for steps of up to so many multiply-accumulates."""
+    return statistics.mean(loss(c, "vectorised" if c["macs_of_a_step"] <= limit else "sequential") for c in cases)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, CORES}), help="torch threads")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--picks", type=int, default=5, help="times auto chooses in each case")
-    parser.add_argument("--date", default=time.strftime("%Y-%m-%d"))
+    parser.add_argument("out", type=Path, help="result file (JSON)")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1] if SMOKE else sorted({1, CORES}), help="of torch")
+    parser.add_argument("--rounds", type=int, default=2 if SMOKE else 15)
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes: only shows that it runs")
     given = parser.parse_args()
-    data, before = federation(), os.getloadavg()[0]
+    data, before = federation(CLIENTS, IMAGES), os.getloadavg()[0]
     cases = [
-        case(threads, name, batch, data, given.rounds, given.picks)
+        case(threads, name, batch, data, given.rounds)
         for threads in given.threads
         for name in MODELS
         for batch in BATCHES
     ]
-    hardware = f"cpu-{CORES}-cores"
+    limits = {limit: mean_loss(cases, limit) for limit in sorted({0, *(c["macs_of_a_step"] for c in cases)})}
+    best = min(limits, key=limits.__getitem__)
     result = {
-        "date": given.date,
-        "hardware": hardware,
+        "date": time.strftime("%Y-%m-%d"),
+        "hardware": f"cpu-{CORES}-cores",
         "machine": platform.machine(),
         "versions": versions(),
         "work": {"clients": CLIENTS, "images": IMAGES, "rounds": given.rounds, "warm_up": WARM_UP},
         "load": [before, os.getloadavg()[0]],
-        "floor": FLOOR,
-        "worst_score": min(c["worst_score"] for c in cases),
+        "mean_loss": statistics.mean(c["loss"] for c in cases),
+        "worst_loss": max(c["loss"] for c in cases),
+        "mean_loss_by_limit": limits,
         "cases": cases,
     }
-    target = Path(__file__).parent / "results" / f"auto_{hardware}_{given.date}.json"
-    target.parent.mkdir(exist_ok=True)
-    target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print("| threads | model | batch | sequential, s | vectorised, s | auto picked | score |\n" + "|---" * 7 + "|")
+    given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    titles = ("threads", "model", "batch", "million MACs a step", "sequential, s", "vectorised, s", "taken", "loss")
+    print("|", " | ".join(titles), "|\n" + "|---" * len(titles) + "|")
     for c in cases:
         times = (f"{c['seconds_per_round'][engine]:.3f}" for engine in ("sequential", "vectorised"))
-        picks = ", ".join(f"{engine} {c['picked'].count(engine)}x" for engine in ENGINES if engine in c["picked"])
-        cells = (c["threads"], c["model"], c["batch"], *times, picks, f"{c['worst_score']:.2f}")
+        size = f"{c['macs_of_a_step'] / 1e6:.1f}"
+        cells = (c["threads"], c["model"], c["batch"], size, *times, c["taken"], f"{c['loss']:.0%}")
         print("|", " | ".join(map(str, cells)), "|")
-    print(target)
+    print(f"mean loss {result['mean_loss']:.1%}; least with a limit of {best:,} MACs a step: {limits[best]:.1%}")
 
 
 if __name__ == "__main__":

@@ -11,13 +11,12 @@ at most 2 times on a CPU.
 
 import json
 import statistics
-import sys
 import time
 from pathlib import Path
 
 import torch
 
-from engines import CUDA, federation, prepare, provenance, train_only, work_of
+from engines import CUDA, SMOKE, federation, output, prepare, provenance, train_only, work_of
 from hardy import papers
 from hardy.attacks.gradient import fgsm, pgd
 from hardy.core import tensors
@@ -101,24 +100,25 @@ def structures(shape, batch: int, repeats: int) -> dict[str, dict[str, float | s
     return found
 
 
-def main(out: Path, smoke: bool) -> None:
+def main(out: Path) -> None:
     result = provenance()
-    repeats = 1 if smoke else 30 if CUDA else 7
-    clients, batch = (2, 4) if smoke else (10, 50)
-    data = federation(clients, 500, (3, 32, 32))
+    repeats = 1 if SMOKE else 30 if CUDA else 7
+    clients, batch = (2, 4) if SMOKE else (10, 50)
+    side = 16 if SMOKE else 32
+    data = federation(clients, 500, (3, side, side))
     model = flra_alexnet if CUDA else tiny_cnn
     cases = [("vectorised", 1), ("vectorised", 5)] if CUDA else [("sequential", 1), ("vectorised", 1)]
     for engine, steps in cases:
-        times = round_times(lambda norm: model(norm=norm, shape=(3, 32, 32)), data, batch, engine, repeats, steps)
+        times = round_times(lambda norm: model(norm=norm, shape=data.shape), data, batch, engine, repeats, steps)
         case = f"{'one' if steps == 1 else 'five'}_step_round_{engine}"
         about = {"model": model.__name__, "clients": clients, "batch": batch}
         result[case] = {**about, "methods": against_fedavg(times)}
         print(json.dumps(result[case], indent=1), flush=True)
-    for side in (32, 256):
-        result[f"client_{side}x{side}"] = structures((3, side, side), 4 if smoke else 16, repeats)
+    for side in (8,) if SMOKE else (32, 256):
+        result[f"client_{side}x{side}"] = structures((3, side, side), 4 if SMOKE else 16, repeats)
         print(json.dumps(result[f"client_{side}x{side}"], indent=1), flush=True)
     out.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), "--smoke" in sys.argv[2:])
+    main(output(__doc__))

@@ -1,6 +1,6 @@
 """What Hardy adds to Flower, on loopback with TLS and node authentication.
 
-python benchmarks/flower.py OUT.json [--nodes 2 10] [--rounds 4]
+python benchmarks/flower.py OUT.json [--nodes 2 10] [--rounds 4] [--smoke]
     Seconds and bytes of a round: the digits CNN (14.2M parameters) goes down, is trained for one step on eight images,
     and comes back. "Bare" is an app as a user of Flower writes it: its send_and_receive, PyTorch on the node, a plain
     mean; with Flower's settings as they come. Rounds after the first.
@@ -9,6 +9,8 @@ python benchmarks/flower.py OUT.json --faults [NAME ...]
     Flower's own FedAvg and FedMedian with three nodes, one of which fails or lies in the second round of three. An
     honest node adds about 1 to twelve numbers, so an honest model is near 3 at the end. Hardy against the same faults
     is tests/engines/test_flower_deployed.py.
+
+`--smoke`: two nodes, two rounds, a small network; a fault under Flower's FedAvg alone.
 """
 
 import argparse
@@ -28,7 +30,12 @@ from typing import Any
 from hardy import config
 from hardy.flower.local import Site, descendants, network, site, watch
 
-BARE = """
+SMOKE = "--smoke" in sys.argv
+WIDTH = 0.125 if SMOKE else 1.0
+RULES = ("FedAvg",) if SMOKE else ("FedAvg", "FedMedian")
+BARE = (
+    f"WIDTH = {WIDTH}\n"
+    + """
 import json, time
 from pathlib import Path
 
@@ -43,9 +50,9 @@ client = ClientApp()
 
 def net():
     from hardy.models import digits_cnn
-    from hardy.parts.norm import batch
+    from hardy.parts.norms import batch
 
-    return digits_cnn(norm=batch().layer, shape=(3, 28, 28), classes=10)
+    return digits_cnn(norm=batch().layer, shape=(3, 28, 28), classes=10, width=WIDTH)
 
 
 @server.main()
@@ -81,12 +88,14 @@ def train(message, context):
     content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": 8})})
     return Message(content, reply_to=message)
 """
+)
 
 
 def hardy(nodes: int, rounds: int) -> list[dict]:
     """Hardy's rounds, FedAvg; the last one is evaluated after its time is taken."""
     chosen = config.parse(
-        f'rounds = {rounds}\nmodel = "digits_cnn"\nmethod = "fedavg"\n[data]\nclients = {-(-nodes // 5)}\n'
+        f'rounds = {rounds}\nmodel = {{ name = "digits_cnn", width = {WIDTH} }}\nmethod = "fedavg"\n'
+        f"[data]\nclients = {-(-nodes // 5)}\n"
         f'limit = {8 * -(-nodes // 5)}\nvalidation = 0.0\nsource = {{ name = "mini_digits", domains = '
         f"{json.dumps(['mail', 'pen', 'print', 'blend', 'street'][: min(nodes, 5)])} }}\n[training]\nsteps = 1\n"
         f'batch = 8\n[engine]\ndevice = "cpu"\nname = "flower"\n[evaluation]\nevery = {rounds}\n'
@@ -118,7 +127,7 @@ def bare(nodes: int, rounds: int) -> list[dict]:
         run = place.submit()
         while not (out / "bare.json").exists():
             assert not place.status(run).startswith("finished:failed"), place.log("superlink")[-1000:]
-            time.sleep(10)
+            time.sleep(1 if SMOKE else 10)
         return json.loads((out / "bare.json").read_text())
 
 
@@ -211,7 +220,7 @@ def faults(asked: list[str]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     lies = tuple(fault for fault in LIES if fault in asked)
     for group in (*((lies,) if lies else ()), *((fault,) for fault in DEATHS if fault in asked)):
-        for rules in [("FedAvg", "FedMedian")] if group is lies else [("FedAvg",), ("FedMedian",)]:
+        for rules in [RULES] if group is lies else [(rule,) for rule in RULES]:
             with tempfile.TemporaryDirectory() as folder, site(Path(folder) / "flower") as place:
                 place.prepare(config.Experiment(), Path(folder), 3)
                 bring(place, FAULTY, rule="", fault="", timeout=TIMEOUT)
@@ -274,11 +283,12 @@ def faulty(place: Site, out: Path, rule: str, fault: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--nodes", type=int, nargs="*", default=[2, 10])
-    parser.add_argument("--rounds", type=int, default=4)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="result file (JSON)")
+    parser.add_argument("--nodes", type=int, nargs="*", default=[2] if SMOKE else [2, 10])
+    parser.add_argument("--rounds", type=int, default=2 if SMOKE else 4)
     parser.add_argument("--faults", nargs="*", choices=[*LIES, *DEATHS], help="these only; all if none is named")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes: only shows that it runs")
     options = parser.parse_args()
     result: dict[str, Any] = {"cores": os.cpu_count(), "python": platform.python_version(), "flwr": version("flwr")}
     if options.faults is not None:

@@ -1,10 +1,11 @@
 """Hardy, Flower and pfl-research on the same work (benchmarks/peers/work.py), on the CPU.
 
-    python benchmarks/peers.py --python-flower PATH --python-pfl PATH
+    python benchmarks/peers.py OUT.json --python-flower PATH --python-pfl PATH [--smoke]
 
-The paths name interpreters that have `flwr[simulation]` and `pfl[pytorch]`; a peer without one is skipped. Every run is
-a process of its own and waits for free cores first. Runs are repeated in turn. Given are the median round of a
-framework's quietest run, since other work on the machine can only add to it, and that of all its runs.
+The paths name interpreters that have `flwr[simulation]` and `pfl[pytorch]`, by default this one; a peer that is not
+there is skipped. Every run is a process of its own and waits for free cores first. Runs are repeated in turn. Given
+are the median round of a framework's quietest run, since other work on the machine can only add to it, and that of all
+its runs.
 
 Processes have one torch thread unless told otherwise: for a network this small a second one gains little, and where
 anything else runs on the cores torch's threads wait for each other (seen: a hundred times as long).
@@ -33,10 +34,13 @@ PEERS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",  # Ray would run its workers below everybody else
 }
+NEEDS = {"flower": "flwr.simulation, ray", "pfl": "pfl.model.pytorch"}
 LIMIT = 600.0
 
 sys.path.insert(0, str(HERE / "peers"))
 import work  # noqa: E402
+
+SIZE = ["--smoke"] if work.SMOKE else []
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ def contestants(threads: int) -> list[Contestant]:
     ]
 
 
-def idle(seconds: float = 1.0) -> float:
+def idle(seconds: float = 0.2 if work.SMOKE else 1.0) -> float:
     """The share of the cores that nobody uses."""
 
     def ticks() -> list[int]:
@@ -85,6 +89,14 @@ def free_cores(wanted: int, patience: float) -> float:
     return free
 
 
+def lack(python: str, modules: str) -> str:
+    """What an interpreter says that cannot import them; empty: it can."""
+    tried = subprocess.run(
+        [python, "-c", f"import {modules}"], check=False, env={**os.environ, **PEERS}, capture_output=True, text=True
+    )
+    return tried.stderr.strip().rpartition("\n")[2] if tried.returncode else ""
+
+
 def measure(contestant: Contestant, python: str, patience: float) -> dict[str, Any]:
     """One run in a fresh process, with every file it writes in a folder that goes away."""
     with tempfile.TemporaryDirectory(prefix="peers", ignore_cleanup_errors=True) as folder:
@@ -96,7 +108,7 @@ def measure(contestant: Contestant, python: str, patience: float) -> dict[str, A
         began = time.monotonic()
         with log.open("w") as stream:
             process = subprocess.Popen(
-                [python, *contestant.launcher, str(script), str(out), contestant.option],
+                [python, *contestant.launcher, str(script), str(out), contestant.option, *SIZE],
                 env={**os.environ, **PEERS, **homes, **threads},
                 cwd=folder,
                 stdout=stream,
@@ -153,31 +165,35 @@ def cpu() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python-flower", help="interpreter with flwr[simulation]")
-    parser.add_argument("--python-pfl", help="interpreter with pfl[pytorch]")
+    parser.add_argument("out", type=Path, help="result file (JSON)")
+    parser.add_argument("--python-flower", default=sys.executable, help="interpreter with flwr[simulation]")
+    parser.add_argument("--python-pfl", default=sys.executable, help="interpreter with pfl[pytorch]")
     parser.add_argument("--threads", type=int, default=1, help="torch threads a process")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for free cores")
-    parser.add_argument("--date", default=time.strftime("%Y-%m-%d"))
+    parser.add_argument("--repeats", type=int, default=1 if work.SMOKE else 5)
+    parser.add_argument(
+        "--patience", type=float, default=0.0 if work.SMOKE else 60.0, help="seconds to wait for free cores"
+    )
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes: only shows that it runs")
     given = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(1))  # by way of `measure`, which leaves nothing behind
     python = {"bare": sys.executable, "hardy": sys.executable, "flower": given.python_flower, "pfl": given.python_pfl}
-    skipped = [name for name, path in python.items() if path is None]
-    for name in skipped:
-        print(f"{name} skipped: no --python-{name}", file=sys.stderr)
+    lacking = {name: why for name, modules in NEEDS.items() if (why := lack(python[name], modules))}
+    for name, why in lacking.items():
+        print(f"{name} skipped: {why}", file=sys.stderr)
 
-    runs: dict[Contestant, list[dict[str, Any]]] = {c: [] for c in contestants(given.threads) if python[c.framework]}
+    runs: dict[Contestant, list[dict[str, Any]]] = {
+        c: [] for c in contestants(given.threads) if c.framework not in lacking
+    }
     for repeat in range(given.repeats):
         for contestant, found in runs.items():
             found.append(measure(contestant, python[contestant.framework], given.patience))
             print(repeat, contestant, f"{statistics.median(found[-1]['rounds']):.3f} s a round", file=sys.stderr)
 
     rows = [row(contestant, found) for contestant, found in runs.items()]
-    hardware = f"cpu-{CORES}-cores"
     result = {
-        "date": given.date,
-        "hardware": hardware,
+        "date": time.strftime("%Y-%m-%d"),
+        "hardware": f"cpu-{CORES}-cores",
         "cpu": cpu(),
         "versions": {name: v for found in runs.values() for name, v in found[0]["versions"].items()}
         | {"python": platform.python_version()},
@@ -186,17 +202,14 @@ def main() -> None:
             for name in ("CLIENTS", "IMAGES", "COHORT", "BATCH", "RATE", "STEPS", "WARM_UP", "ROUNDS")
         },
         "repeats": given.repeats,
-        "skipped": skipped,
+        "skipped": lacking,
         "rows": rows,
     }
-    target = HERE / "results" / f"peers_{hardware}_{given.date}.json"
-    target.parent.mkdir(exist_ok=True)
-    target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print("| framework | processes x threads | s a round, quietest run | all runs | start, s |\n" + "|---" * 5 + "|")
     for r in sorted(rows, key=lambda r: r["seconds_per_round"]):
         times = (f"{r['seconds_per_round']:.3f}", f"{r['seconds_per_round_all_runs']:.3f}", f"{r['start_seconds']:.1f}")
         print("|", " | ".join((f"{r['framework']} {r['option']}", f"{r['processes']} x {r['threads']}", *times)), "|")
-    print(target)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Robust rules against byzfl and Flower: python benchmarks/robust.py OUT.json [--oracle PATH ...]
+"""Robust rules against byzfl and Flower: python benchmarks/robust.py OUT.json [--oracle PATH ...] [--smoke]
 
 Every rule and stage on the updates of 10, 50 and 200 clients with 14 million parameters: seconds, and memory beyond
 the updates at its peak. `--oracle` names folders to import byzfl or flwr from, if they are not installed; a peer that
@@ -22,14 +22,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from engines import CUDA, SMOKE
 from hardy.core.messages import Slot, Updates
 from hardy.core.partition import Role
 from hardy.parts.aggregators import stages as mixing, robust
 from hardy.core.protocols import RoundContext
 from hardy.parts.aggregators.base import Stage
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-PARAMETERS = 14_000_000
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+PARAMETERS = 1_000 if SMOKE else 14_000_000
 LONGEST = 5.0
 """seconds after which one measurement is enough"""
 HOST = 10**9 if DEVICE.type == "cpu" else 2 * 10**8
@@ -188,9 +189,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--oracle", nargs="*", default=[], help="folders to import byzfl and flwr from")
-    parser.add_argument("--clients", nargs="*", type=int, default=[10, 50, 200])
+    parser.add_argument("--clients", nargs="*", type=int, default=[10] if SMOKE else [10, 50, 200])
     parser.add_argument("--parameters", type=int, default=PARAMETERS)
     parser.add_argument("--gib", type=float, default=16.0 if DEVICE.type == "cuda" else 3.0, help="of updates at most")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes: only shows that it runs")
     chosen = parser.parse_args()
     sys.path += chosen.oracle  # last, so that torch and numpy stay the same
     byzfl, flower = load_peer("byzfl"), load_peer("flwr.server.strategy.aggregate")

@@ -1,31 +1,33 @@
-"""Speed of Split-Mix on one machine: python benchmarks/split_mix.py OUT.json [clients]
+"""Speed of Split-Mix on one machine: python benchmarks/split_mix.py OUT.json [--clients 50] [--smoke]
 
 1. A round of Split-Mix on the digits CNN, ×0.125 bases, capacities 1 to 1/8, 112 images a client in batches of 32:
    sequential and vectorised; and of SHeteroFL and FedAvg ×1 on the same clients.
 2. Changing width and robustness of a trained network in place, and its latency for one image.
 """
 
+import argparse
 import json
 import statistics
-import sys
 import time
 from pathlib import Path
 
 import torch
 
 import hardy
-from engines import federation, provenance
+from engines import CUDA, SMOKE, federation, provenance
 from hardy import papers
 from hardy.attacks.gradient import pgd
 from hardy.core.training import Training
 from hardy.data.capacity import exponential, with_capacity
 from hardy.engines import EngineChoice
 from hardy.models import digits_cnn
+from hardy.parts.optimisers import sgd
 
 
-def rounds(method, data, width: float, engine: str, times: int = 3) -> float:
+def rounds(method, data, width: float, engine: str, times: int = 1 if SMOKE else 3) -> float:
     """Median seconds of a round, the first left out."""
-    chosen = hardy.Experiment(training=Training(rate=0.01, momentum=0.9, batch=32), engine=EngineChoice(name=engine))
+    chosen = hardy.Experiment(training=Training(rate=0.01, batch=32), engine=EngineChoice(name=engine))
+    method = method.replace(optimiser=sgd(momentum=0.9))
     run = hardy.runs.prepare.prepare(
         chosen, method=method, model=lambda norm: digits_cnn(norm=norm, width=width), data=data
     )
@@ -33,7 +35,7 @@ def rounds(method, data, width: float, engine: str, times: int = 3) -> float:
     for _ in range(times + 1):
         began = time.perf_counter()
         run.state, _ = run.server.round(run.state, run.engine, 0.01)
-        if torch.cuda.is_available():
+        if CUDA:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds[1:])
@@ -50,7 +52,7 @@ def customising(data) -> dict[str, float]:
     for width, robustness in ((1.0, 0.0), (0.125, 1.0), (0.5, 0.2), (1.0, 0.8), (0.25, 0.5)) * 4:
         began = time.perf_counter()
         predictor.customise(width=width, robustness=robustness)
-        if torch.cuda.is_available():
+        if CUDA:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
     found = {"change, median": 1e3 * statistics.median(seconds), "change, slowest": 1e3 * max(seconds)}
@@ -58,14 +60,21 @@ def customising(data) -> dict[str, float]:
 
 
 def main() -> None:
-    out, clients = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 50
-    data = with_capacity(federation(clients, 112), exponential(), seed=0)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="result file (JSON)")
+    parser.add_argument("--clients", type=int, default=4 if SMOKE else 50)
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes: only shows that it runs")
+    options = parser.parse_args()
+    out, clients = options.out, options.clients
+    alike = federation(clients, 34 if SMOKE else 112)
+    data = with_capacity(alike, exponential(), seed=0)
+    full = 0.25 if SMOKE else 1.0
     found = {"provenance": provenance(), "clients": clients, "seconds a round": {}}
-    rows = {"split_mix x0.125": (papers.split_mix(), 0.125), "sheterofl": (papers.sheterofl(), 1.0)}
-    rows["fedavg x1"] = (papers.fedavg(), 1.0)
-    for name, (method, width) in rows.items():
+    rows = {"split_mix x0.125": (papers.split_mix(), data, full / 8), "sheterofl": (papers.sheterofl(), data, full)}
+    rows["fedavg x1"] = (papers.fedavg(), alike, full)  # which looks at no capacity
+    for name, (method, own, width) in rows.items():
         for engine in ("sequential", "vectorised"):
-            found["seconds a round"][f"{name}, {engine}"] = rounds(method, data, width, engine)
+            found["seconds a round"][f"{name}, {engine}"] = rounds(method, own, width, engine)
             out.write_text(json.dumps(found, indent=1))
             print(name, engine, found["seconds a round"][f"{name}, {engine}"], flush=True)
     found["customising, ms"] = customising(data)

@@ -5,7 +5,7 @@ every row is run. Under [again] it may ask for further evaluations of the rows w
 options of hardy.evaluate (best = true: of the networks as they were at the best round on validation rows; fine_tune:
 after every client went on alone, with the options of Run.fine_tune). The results file is written after every row and
 rows already in it are skipped, so that a grid that was stopped goes on where it was; with --runs it also goes on in the
-middle of a row, and its networks stay.
+middle of a row, and its networks stay. With --smoke the first two rows run for one round on some embedded digits.
 """
 
 import argparse
@@ -24,6 +24,15 @@ from tempfile import TemporaryDirectory
 import torch
 
 import hardy
+
+TINY = [
+    "rounds=1",
+    "data.source=mini_digits",
+    "data.limit=200",
+    "training.batch=8",
+    "evaluation.threats=[]",
+    "engine.device=cpu",
+]
 
 
 def every_row(grid: dict) -> list[tuple[str, list[str]]]:
@@ -89,18 +98,19 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, help="folder that keeps the rows' run folders")
     parser.add_argument("--only", default="", help="rows whose name matches this pattern")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row after so many seconds")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes: only shows that it runs")
     parser.add_argument("overrides", nargs="*", help="for all rows, such as rounds=10")
     options = parser.parse_intermixed_args()
     grid = tomllib.loads(options.grid.read_text())
     done = json.loads(options.out.read_text()) if options.out.exists() else {}
     rows = [
-        (name, [*own, *options.overrides])
-        for name, own in every_row(grid)
+        (name, [*(["model.width=0.125", *own, *TINY] if options.smoke else own), *options.overrides])
+        for name, own in every_row(grid)[: 2 if options.smoke else None]
         if re.search(options.only, name) and "error" in done.get(name, {"error": ""})
     ]
     began = time.perf_counter()
     experiment = options.grid.parent / grid["experiment"]
-    work = partial(run_row, experiment, options.data, options.runs, grid.get("again", {}))
+    work = partial(run_row, experiment, options.data, options.runs, {} if options.smoke else grid.get("again", {}))
     with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
         waiting, running = list(reversed(rows)), []
         while waiting or running:

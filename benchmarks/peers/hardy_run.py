@@ -2,28 +2,36 @@
 
 import hardy  # noqa: F401, I001 - first, since it tells torch's threads how to wait
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import work
 
-from hardy.core.training import Training
 from hardy.config import Experiment
+from hardy.core.engine import Trains
 from hardy.core.federation import Client, Federation
+from hardy.core.messages import Slot, Updates, Work
+from hardy.core.server import Cohort
+from hardy.core.tensors import Tensors
+from hardy.core.training import Training
 from hardy.engines import Engine, EngineChoice
 from hardy.runs.prepare import prepare
-from hardy.core.messages import Updates, Work
-from hardy.core.server import Cohort
 
 
-class Counted:
+class Counted(Trains):
     """An engine that counts the SGD steps its clients took."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine, self.cast, self.steps = engine, engine.cast, 0
+        self.engine, self.steps = engine, 0
 
-    def train(self, round: Work) -> Iterator[Updates]:
-        for updates in self.engine.train(round):
+    def expect(self, round_number: int, slots: Sequence[Slot]) -> None:
+        self.engine.expect(round_number, slots)
+
+    def cast(self, values: Tensors) -> Tensors:
+        return self.engine.cast(values)
+
+    def train(self, work: Work) -> Iterator[Updates]:
+        for updates in self.engine.train(work):
             self.steps += int(updates.steps.sum())
             yield updates
 

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-CLIENTS, IMAGES, COHORT, BATCH, RATE = 50, 50, 10, 10, 0.1
-WARM_UP, ROUNDS = 2, 20
+SMOKE = "--smoke" in sys.argv
+CLIENTS, IMAGES, COHORT, BATCH, RATE = (4, 20, 2, 10, 0.1) if SMOKE else (50, 50, 10, 10, 0.1)
+WARM_UP, ROUNDS = (1, 2) if SMOKE else (2, 20)
 STEPS = COHORT * IMAGES // BATCH
 """SGD steps a round: one local epoch of every client of the cohort"""
 

@@ -1,10 +1,11 @@
-"""FBN's two-dimensional example (RunTotals 1 and 2): python experiments/fbn/two_dimensions.py OUT_FOLDER
+"""FBN's two-dimensional example (Figures 1 and 2): python experiments/fbn/two_dimensions.py OUT_FOLDER
 
 Ten clients hold one class each, points around a place on a circle. What does each BatchNorm make of them after 100
 rounds, and how far is it from one machine's, for clients that share more or less of their points? Writes two pictures
 and the figures; the norms and their aggregation are Hardy's own.
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -21,9 +22,10 @@ from hardy.papers.fbn import federated
 from hardy.papers.fixbn import fixed
 from hardy.parts.norms import batch
 
-CLIENTS, POINTS, ROUNDS = 10, 30, 100
+SMOKE = "--smoke" in sys.argv
+CLIENTS, POINTS, ROUNDS = (10, 30, 100) if not SMOKE else (10, 5, 4)
 NORMS = {"Naive": batch(), "FixBN": fixed(after=ROUNDS // 2), "FBN": federated()}
-GAMMAS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.0)
+GAMMAS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.0) if not SMOKE else (1.0, 0.0)
 COLOURS = [f"hsl({36 * i} 65% 45%)" for i in range(CLIENTS)]
 
 
@@ -56,7 +58,7 @@ def rounds(norm, gamma: float, seed: int = 0):
             net = Net(plan.model, trained, {**{n: now[n] for n in plan.buffers}, **sent})
             with forcing("running" if norm.frozen(t) else None):
                 outs.append(net(x, statistics="batch"))
-            kept.append({**now, **{n: net.kept[n] for n in plan.buffers}})
+            kept.append({**now, **{n: net.buffers[n] for n in plan.buffers}})
         ones = torch.ones(CLIENTS, dtype=torch.float64)
         slots = [Slot(i) for i in range(CLIENTS)]
         told = {name: torch.stack([row[name] for row in kept]) for name in shared}
@@ -118,7 +120,11 @@ def picture_of_errors(errors: dict) -> str:
     return svg(left + width + 70, top + height + 48, body)
 
 
-def main(out: Path) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="folder for the pictures")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes: only shows that it runs")
+    out = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     last = {}
@@ -133,4 +139,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

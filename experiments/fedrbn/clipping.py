@@ -1,8 +1,9 @@
-"""What the authors' clipping does to the figures: python experiments/fedrbn/clipping.py OUT.json [--workers 2]
+"""What the authors' clipping does to the figures: python experiments/fedrbn/clipping.py OUT.json [--smoke]
 
 The release maps pixels to [-1, 1] outside the network and then clips attacked images to [0, 1] of that scale, in
 training and in test: their ε is half as large in pixels, and every attacked pixel is at least mid-grey. Here networks
 are trained with that attack and with the true one, and each is tested with both, and with the true one at half the ε.
+`--smoke`: a round on the embedded digits.
 """
 
 import argparse
@@ -37,11 +38,14 @@ ROWS = {
 }
 
 
-def measure(overrides: list[str], name: str) -> tuple[str, dict]:
+TINY = ["rounds=1", "data.limit=8", "model.width=0.25", "training.batch=4", "engine.device=cpu"]
+
+
+def measure(file: str, overrides: list[str], name: str) -> tuple[str, dict]:
     method, share = ROWS[name]
     branch = "adversarial" if method.name == "fedrbn" else "clean"
     experiment = hardy.read(
-        str(Path(__file__).with_name("digits.toml")),
+        str(Path(__file__).with_name(file)),
         [
             f"data.adversarial={share}",
             f"evaluation={{every=300, attack_branch='{branch}', predict_branch='{branch}'}}",
@@ -56,12 +60,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes: only shows that it runs")
     parser.add_argument("overrides", nargs="*", help="for all rows, such as rounds=10")
     options = parser.parse_intermixed_args()
     done = json.loads(options.out.read_text()) if options.out.exists() else {}
     with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
         waiting = [name for name in ROWS if name not in done]
-        for name, figures in pool.imap_unordered(partial(measure, options.overrides), waiting):
+        file, tiny = ("mini.toml", TINY) if options.smoke else ("digits.toml", [])
+        for name, figures in pool.imap_unordered(partial(measure, file, [*tiny, *options.overrides]), waiting):
             done[name] = figures
             options.out.write_text(json.dumps(done, indent=1))
             print(name, figures["standard_accuracy"]["mean"], flush=True)

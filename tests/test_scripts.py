@@ -1,0 +1,85 @@
+"""Every script of benchmarks/ and experiments/ runs: with --smoke, tiny sizes, on the CPU, away from the repository."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("benchmarks", "experiments")
+MINI = "experiments/fbn/grid_mini.toml"
+CURVES = "experiments/fbn/results/mini_digits_cpu-2-cores_2026-11-15.json"
+SCRIPTS = {
+    "benchmarks/agreement.py": (["--smoke"], "all agree"),
+    "benchmarks/auto.py": (["out.json", "--smoke"], "cases"),
+    "benchmarks/engines.py": (["out.json", "--smoke"], "one_step_round_ms"),
+    "benchmarks/fedrbn.py": (["out.json", "--smoke"], "seconds"),
+    "benchmarks/fedrobust.py": (["out.json", "--smoke"], "one_step_round_vectorised"),
+    "benchmarks/hostile_replies.py": (["--smoke"], "| all NaN | unchanged |"),
+    "benchmarks/robust.py": (["out.json", "--smoke"], "measured"),
+    "benchmarks/split_mix.py": (["out.json", "--smoke"], "customising, ms"),
+    "experiments/curves.py": ([str(ROOT / CURVES), "out.svg", "FBN, 1 epochs, seed 0"], "</svg>"),
+    "experiments/fbn/two_dimensions.py": (["out", "--smoke"], "FBN"),
+    "experiments/fedrbn/clipping.py": (["out.json", "--smoke"], "All: FATBN"),
+    "experiments/grid.py": ([str(ROOT / MINI), "--out", "out.json", "--smoke"], "FBN, 1 epochs, seed 0"),
+    "experiments/split_mix/pictures.py": (["out"], ""),
+}
+"""arguments, and what must be a key of the result file, or stand in the picture or in what is printed"""
+SLOW = {
+    "benchmarks/flower.py": (["out.json", "--smoke"], "rounds"),
+    "benchmarks/flower.py --faults": (["out.json", "--smoke", "--faults", "NaN"], "faults"),
+}
+PEERS = {f"benchmarks/peers/{name}.py" for name in ("work", "bare_run", "hardy_run", "flower_run", "pfl_run")}
+"""run by peers.py, the last two where Ray and pfl are installed"""
+
+
+def run(script, arguments, folder):
+    """What a script prints; it must succeed, and write nothing but into the folder."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment.pop("HARDY_DATA", None)
+    command = [sys.executable, ROOT / script, *arguments]
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def check(script, arguments, wanted, folder):
+    printed = run(script, arguments, folder)
+    if (result := folder / "out.json").exists():
+        found = json.loads(result.read_text())
+        assert found[wanted]
+        assert not any("error" in row for row in found.values() if isinstance(row, dict)), found
+    elif (picture := folder / "out.svg").exists():
+        assert wanted in picture.read_text()
+    else:
+        assert wanted in printed
+    if (pictures := folder / "out").is_dir():
+        assert len(list(pictures.glob("*.svg"))) == 2
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_runs(script, tmp_path):
+    check(script, *SCRIPTS[script], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SLOW)
+def test_a_slow_script_runs(script, tmp_path):
+    pytest.importorskip("flwr")
+    check(script.split()[0], *SLOW[script], tmp_path)
+
+
+def test_the_peers_run_or_are_skipped_with_a_reason(tmp_path):
+    run("benchmarks/peers.py", ["out.json", "--smoke"], tmp_path)
+    found = json.loads((tmp_path / "out.json").read_text())
+    measured = {row["framework"] for row in found["rows"]}
+    assert {"bare", "hardy"} <= measured and measured | found["skipped"].keys() == {"bare", "hardy", "flower", "pfl"}
+    assert all(found["skipped"].values())
+
+
+def test_no_script_is_forgotten():
+    found = {path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
+    assert found == {*SCRIPTS, *(name.split()[0] for name in SLOW), "benchmarks/peers.py", *PEERS}
