@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("experiment")
     run.add_argument("overrides", nargs="*", metavar="key=value", help="for example training.rate=0.1 method=fedbn")
     run.add_argument("--out", type=Path, help="run folder (default runs/NAME)")
-    run.add_argument("--engine", choices=["auto", *ENGINES, "flower"], help="flower: a process a client, see docs")
+    run.add_argument("--engine", choices=["auto", *ENGINES, "flower"], help="flower: one process per client, see docs")
     run.add_argument("--device", help="auto, cpu or cuda")
     run.add_argument("--seeds", type=int, default=1, metavar="N", help="N runs with seeds one apart; mean ± deviation")
 
@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--robustness", type=float, metavar="λ", help="mix of the branches, in [0, 1]")
     evaluate.add_argument("--settings", action="store_true", help="also every width, and λ = 0, 0.2, 0.5, 0.8, 1")
 
-    onnx = command("export", _export, "write a finished run as ONNX, one file a base, with a manifest")
+    onnx = command("export", _export, "write a finished run as ONNX, one file for each base, with a manifest")
     onnx.add_argument("folder", type=Path)
     onnx.add_argument("--out", type=Path, required=True, metavar="MODEL.onnx")
     onnx.add_argument("--width", type=float, default=1.0, metavar="R", help="the widest the files can serve; default 1")
@@ -322,7 +322,7 @@ def _export(options: Any) -> None:
 
 
 def _threat_table(threats: dict[str, Any]) -> str:
-    """Robust accuracy, a line a threat."""
+    """Robust accuracy, one line per threat."""
     width = max((len(name) for name in threats), default=0)
     lines = [
         f"{name:<{width}}  {found['mean']:6.1%} mean  {found['worst_client']:6.1%} worst client"

@@ -90,8 +90,8 @@ def test_without_propagation_the_robust_branch_is_averaged_over_those_who_attack
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        (papers.fedbn, {"statistics": "mean"}, "unknown statistics of a newcomer 'mean'"),
-        (papers.fedbn, {"statistics": "images"}, "'images' of a newcomer need images"),
+        (papers.fedbn, {"statistics": "mean"}, "unknown statistics of a new client 'mean'"),
+        (papers.fedbn, {"statistics": "images"}, "'images' of a new client need images"),
         (papers.fedbn, {"statistics": "average", "images": np.zeros((2, 1, 8, 8))}, "take no images"),
         (papers.fedbn, {"statistics": "average", "domain": "evens"}, "Did you mean 'even'?"),
         (papers.fedbn, {"statistics": "images", "images": np.zeros((2, 8, 8, 1))}, r"must be \[N, 1, 8, 8\]"),

@@ -207,7 +207,7 @@ def _line(mean: Tensor, var: Tensor, affine: AffineParameters, eps: float) -> tu
 
 
 def _along(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """x · scale + shift, a number a channel, [C], or for each image, [N, C]."""
+    """x · scale + shift, one number per channel, [C], or for each image, [N, C]."""
     shape = *scale.shape, *[1] * (x.dim() - 2)
     return torch.addcmul(shift.to(x.dtype).view(shape), x, scale.to(x.dtype).view(shape))
 

@@ -151,7 +151,7 @@ def classes_per_client(*, classes: int = 3) -> Rule:
 
 @part("split")
 def skew(*, percent: float = 2.0, sizes: tuple[float, ...] = ()) -> Rule:
-    """Sorted by label and cut in one chunk a client, who gives `percent` of it to each of the others (SFAT).
+    """Sorted by label and cut in one chunk per client, who gives `percent` of it to each of the others (SFAT).
 
     Chunks are equal, or in proportion to `sizes`.
     """
@@ -177,7 +177,7 @@ def skew(*, percent: float = 2.0, sizes: tuple[float, ...] = ()) -> Rule:
 
 @part("split")
 def gamma_similarity(*, gamma: float = 0.1) -> Rule:
-    """A share gamma is dealt iid; the rest is sorted by label and cut in one chunk a client (FBN)."""
+    """A share gamma is dealt iid; the rest is sorted by label and cut in one chunk per client (FBN)."""
     _require(0 <= gamma <= 1, "gamma_similarity's gamma", gamma, "in [0, 1]: 0 is sorted by label, 1 is iid")
 
     def rule(labels: Labels, clients: int, rng: Generator) -> list[Rows]:

@@ -43,11 +43,11 @@ def network_for_new_client(
     """
     clients = data.clients
     if plan.method.weights is Placement.PRIVATE:
-        raise HardyError(f"method {plan.method.name!r} shares no network, so there is none for a newcomer.")
+        raise HardyError(f"method {plan.method.name!r} shares no network, so there is none for a new client.")
     if statistics not in get_args(Estimate):
-        raise unknown("statistics of a newcomer", statistics, get_args(Estimate))
+        raise unknown("statistics of a new client", statistics, get_args(Estimate))
     if (statistics == "images") is (images is None):
-        raise HardyError(f"statistics {statistics!r} of a newcomer {'need' if images is None else 'take no'} images.")
+        raise HardyError(f"statistics {statistics!r} of a new client {'need' if images is None else 'take no'} images.")
     domains = {client.domain for client in clients}
     if domain is not None and domain not in domains:
         raise unknown("domain", domain, domains)
@@ -74,7 +74,7 @@ def _pixels(images: Tensor | NDArray[Any], data: Federation, like: Tensor) -> Te
     x = torch.as_tensor(images)
     if x.dim() != 4 or tuple(x.shape[1:]) != data.shape or len(x) < 2:
         raise HardyError(
-            f"images of a newcomer are {list(x.shape)}; they must be [N, {', '.join(map(str, data.shape))}], N >= 2."
+            f"images of a new client are {list(x.shape)}; they must be [N, {', '.join(map(str, data.shape))}], N >= 2."
         )
     return x.to(like.device, like.dtype) / (255.0 if x.dtype is torch.uint8 else 1.0)
 

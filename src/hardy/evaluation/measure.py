@@ -62,7 +62,7 @@ class ServedClients:
         self.rows = [getattr(client, part)[:limit] for client in engine.data.clients]
 
     def network(self, common: Sequence[Tensors], own: Sequence[Tensors]) -> Mixture:
-        """The network of one client's tensors, a base each."""
+        """The network of one client's tensors, one entry per base."""
         bases = [{**base, **mine} for base, mine in zip(common, own, strict=True)]
         return serving.mixture(self.engine.plan, bases)
 

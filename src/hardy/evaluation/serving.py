@@ -66,7 +66,7 @@ class Served:
 
     plan: Plan
     common: list[Tensors]
-    """the tensors that all clients have in common, a base each"""
+    """the tensors that all clients have in common, one entry per base"""
     own: list[Tensors]
     """those of each client, [C, ...]"""
 
@@ -76,7 +76,7 @@ class Served:
         return not any(self.own)
 
     def bases(self, client: int) -> list[Tensors]:
-        """The tensors of a client's network, a base each."""
+        """The tensors of a client's network, one entry per base."""
         return [{**base, **tensors.gather(own, client)} for base, own in zip(self.common, self.own, strict=True)]
 
     def network(self, client: int) -> Mixture:

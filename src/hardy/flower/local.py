@@ -196,7 +196,7 @@ def network(folder: Path, chosen: Experiment, out: Path, nodes: int, data_folder
 def trial(
     chosen: Experiment, out: Path, *, data_folder: Path | None = None, quiet: bool = False, again: bool = False
 ) -> Path:
-    """Runs an experiment over Flower on this machine, a process a client. Returns the run folder.
+    """Runs an experiment over Flower on this machine, one process per client. Returns the run folder.
 
     `again` goes on with the run in the folder. The nodes' private tensors are under flower/state and stay there.
     """

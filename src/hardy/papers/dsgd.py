@@ -1,4 +1,4 @@
-"""DSGD: one gradient a round from every client.
+"""DSGD: one gradient per round from every client.
 
 Guerraoui et al., Overcoming the Challenges of Batch Normalization in Federated Learning, 2024, Algorithm 3; with
 momentum kept by the clients, as in Farhadkhani et al., Byzantine Machine Learning Made Easy by Resilient Averaging of

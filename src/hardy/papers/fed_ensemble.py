@@ -28,7 +28,7 @@ from hardy.registry import part
 @part("budget")
 @dataclass(frozen=True, kw_only=True)
 class Turns(Mixed):
-    """Each client trains one model a round, and every model once in as many rounds as there are models."""
+    """Each client trains one model per round, and every model once in as many rounds as there are models."""
 
     models: int = 4
     """K"""

@@ -23,7 +23,7 @@ from hardy.registry import kind, part
 
 @dataclass
 class _Sum:
-    """Running sums of a linear rule, a row a base: weight, weighted values, largest counters."""
+    """Running sums of a linear rule, one row per base: weight, weighted values, largest counters."""
 
     weight: Tensor
     total: Tensor
