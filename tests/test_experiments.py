@@ -105,6 +105,7 @@ SMALL = {
     "fbn/cifar10": ["data.limit=1000", "model.width=0.125"],
     "fbn/mini": ["model.width=0.25"],
     "fedbn/digits": ["data.limit=200", "model.width=0.125", "training.batch=8"],
+    "fedopt/mini_digits": ["model.width=0.25"],
     "fedrbn/digits": ["data.limit=200", "model.width=0.125", "training.batch=8", "method.attack={name='pgd',steps=1}"],
     "fedrbn/mini": ["data.limit=40"],
     "fedrobust/cifar": ["data.clients=2", "data.limit=100", "model.width=0.125"],
