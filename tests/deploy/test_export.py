@@ -70,12 +70,12 @@ def test_bases_come_back_as_they_were_trained_on(method):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: on a CPU bases have nowhere to go")
-def test_bases_that_a_width_does_not_need_leave_the_device():
+def test_released_bases_leave_the_device():
     run = fit(papers.split_mix(width=0.25), rounds=1, engine=EngineChoice(name="sequential", device="cuda"))
     served = run.customise()
     every = list(served.bases)
     for width, count in ((0.25, 1), (0.75, 3), (1.0, 4)):
-        served.customise(width=width)
+        served.customise(width=width).release()
         assert [base.fc.weight.is_cuda for base in every] == [True] * count + [False] * (4 - count)
 
 

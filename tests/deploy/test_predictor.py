@@ -122,3 +122,11 @@ def test_the_export_has_the_accuracy_of_the_summary(dual, tmp_path):
         *plain.summary()["standard_accuracy"]["by_client"]
     ]
     assert hardy.evaluate(plain, quiet=True)["standard_accuracy"]["by_client"] == accuracy(plain.customise(), plain)
+
+
+def test_a_change_of_width_moves_no_base_that_was_there_before():
+    predictor = fit(papers.split_mix(width=0.25), rounds=1).customise(width=1.0)
+    every = list(predictor.bases)
+    predictor.customise(width=0.5).release()
+    assert [base is own for base, own in zip(predictor.bases, every, strict=False)] == [True, True]
+    assert list(predictor.customise(width=1.0).bases) == every

@@ -21,8 +21,9 @@ from hardy.models.count import macs
 class Predictor(nn.Module):
     """predictor(x) gives the logits of images in [0, 1], [N, C, H, W]; `customise` changes width and robustness.
 
-    An ordinary module of the bases that serve the width: parameters, state_dict, .to() and gradients are theirs. Those
-    that the width does not need wait in the host's memory. Training mode and eval mode are alike.
+    An ordinary module of the bases that serve the width: parameters, state_dict, .to() and gradients are theirs. A base
+    comes to the device when a width first needs it, and stays there, so that later changes copy nothing; `release`
+    sends those that rest back to the host's memory. Training mode and eval mode are alike.
     """
 
     def __init__(
@@ -82,21 +83,24 @@ class Predictor(nn.Module):
         return answers[0] if len(answers) == 1 else torch.stack(answers).mean(0)
 
     def customise(self, *, width: float | None = None, robustness: float | None = None) -> "Predictor":
-        """Changes width, robustness (λ) or both; what is not given stays. Only the bases that it needs are on the
-        device."""
+        """Changes width, robustness (λ) or both; what is not given stays."""
         serving.refuse_robustness(robustness, self.plan.method.norm)
         if width is not None:
-            device, dtype, before = self.device, self.dtype, list(self.bases)
-            after = self._serve(width)
-            for base in before:
-                if base not in after:
-                    base.cpu()
-            for base in after:
-                if base not in before:
+            device, dtype, bases = self.device, self.dtype, self._serve(width)
+            for base in bases:
+                held = next(base.parameters())
+                if (held.device, held.dtype) != (device, dtype):
                     base.to(device, dtype)
-            self.bases, self.width = nn.ModuleList(after), width
+            self.bases, self.width = nn.ModuleList(bases), width
         if robustness is not None:
             self.robustness = robustness
+        return self
+
+    def release(self) -> "Predictor":
+        """Frees the device of the bases that the width does not need."""
+        serving_now = set(self.bases)
+        for base in {base for bases in self._known.values() for base in bases} - serving_now:
+            base.cpu()
         return self
 
     def _serve(self, width: float) -> list[nn.Module]:
