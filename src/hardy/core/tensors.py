@@ -138,16 +138,16 @@ def flatten(tensors: Tensors, like: Tensor) -> Tensor:
 
 def _viewed(parts: Sequence[Tensor], rows: int) -> Tensor | None:
     """The matrix [S, D] that these are adjacent column blocks of, or None."""
-    whole = parts[0]._base if parts else None
-    if whole is None or whole.dim() != 2 or len(whole) != rows or not whole.is_contiguous():
+    if len(parts) < 2:
         return None
-    at = whole.storage_offset()
+    width, first = sum(part[0].numel() for part in parts), parts[0]
+    at, storage = first.storage_offset(), first.untyped_storage().data_ptr()
     for part in parts:
-        inner = part.stride()[1:] == torch.empty(part.shape[1:], device="meta").stride()
-        if part._base is not whole or part.storage_offset() != at or part.stride(0) != whole.stride(0) or not inner:
+        dense = part[0].is_contiguous() and part.stride(0) == width and part.dtype == first.dtype
+        if not dense or part.storage_offset() != at or part.untyped_storage().data_ptr() != storage:
             return None
         at += part[0].numel()
-    return whole if at == whole.storage_offset() + whole.shape[1] else None
+    return first.as_strided((rows, width), (width, 1), first.storage_offset())
 
 
 def unflatten(matrix: Tensor, like: Tensors) -> Tensors:

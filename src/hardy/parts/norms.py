@@ -125,16 +125,13 @@ class Group(_Plain):
         return nn.GroupNorm(max(g for g in range(1, self.groups + 1) if features % g == 0), features)
 
 
-class TokenOrImageLayerNorm(nn.GroupNorm):
-    """GroupNorm of one group on [N, C] and [N, C, H, W], LayerNorm on tokens [N, T, C]."""
-
-    def __init__(self, features: int) -> None:
-        super().__init__(1, features)
+class TokenOrImageLayerNorm(nn.LayerNorm):
+    """LayerNorm on tokens [N, T, C]; on [N, C] and [N, C, H, W] over all features of a sample, one scale per channel."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 3:
-            return F.layer_norm(x, (self.num_channels,), self.weight, self.bias, self.eps)
-        return super().forward(x)
+            return super().forward(x)
+        return F.group_norm(x, 1, self.weight, self.bias, self.eps)
 
 
 @part("norm")
