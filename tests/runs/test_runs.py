@@ -6,10 +6,13 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 import hardy
 from conftest import everything, federation, fit, net, with_momentum
 from hardy import papers
 from hardy.config import CheckpointChoice, EvaluationChoice
+from hardy.errors import HardyError
 from hardy.report import run_page
 from hardy.runs import evaluate as evaluating
 
@@ -126,3 +129,9 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
     code, said = interrupt(tmp_path / "run", 2)
     assert code == 130 and "Ctrl-C again stops at once" in said and "hardy resume" in said
     assert not (tmp_path / "run" / "checkpoint").exists()
+
+
+def test_a_checkpoint_of_another_method_is_refused(tmp_path):
+    fit(papers.fedavg(), rounds=1, out=tmp_path / "run")
+    with pytest.raises(HardyError, match="does not fit method 'scaffold'"):
+        hardy.resume(tmp_path / "run", method=papers.scaffold(), model=net, data=federation(), quiet=True)

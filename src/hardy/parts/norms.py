@@ -126,7 +126,7 @@ class Group(_Plain):
 
 
 class TokenOrImageLayerNorm(nn.LayerNorm):
-    """LayerNorm on tokens [N, T, C]; on [N, C] and [N, C, H, W] over all features of a sample, one scale per channel."""
+    """LayerNorm on tokens [N, T, C]; on [N, C] and [N, C, H, W] over all of a sample, with one scale per channel."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 3:

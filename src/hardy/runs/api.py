@@ -13,10 +13,11 @@ from hardy.config import Experiment
 from hardy.core.federation import Federation
 from hardy.core.files import disk
 from hardy.core.method import BuildModel, Method
+from hardy.core.tensors import shapes
 from hardy.data.dataset import Dataset
 from hardy.errors import HardyError
 from hardy.runs import folder as folders
-from hardy.runs.checkpoint import load_checkpoint
+from hardy.runs.checkpoint import Checkpoint, load_checkpoint
 from hardy.runs.evaluate import evaluate_run, of_round
 from hardy.runs.loop import run_rounds
 from hardy.runs.prepare import Connect, prepare
@@ -160,6 +161,7 @@ def _reopen(
     checkpoint, remarks = load_checkpoint(folder / "checkpoint", run.engine.device)
     for line in remarks if remark else ():
         remark(line)
+    _refuse_other_tensors(folder, run, checkpoint, private=not far)
     run.state = checkpoint.server
     if not far:
         run.engine.store = run.engine.cast(checkpoint.store)
@@ -168,3 +170,19 @@ def _reopen(
         known = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["robust_accuracy"]
         run.robust = of_round(known, run.state.round)
     return run
+
+
+def _refuse_other_tensors(folder: Path, run: Run, checkpoint: Checkpoint, *, private: bool) -> None:
+    """A checkpoint of another method, model or version has other tensors; to go on with it would mean nothing."""
+    groups = [(run.state.shared, checkpoint.server.shared), (run.state.reported, checkpoint.server.reported)]
+    groups += [(run.state.memory, checkpoint.server.memory)]
+    if private and run.local is not None:
+        groups.append((run.engine.store, checkpoint.store))
+    for expected, found in groups:
+        other = shapes(expected).items() ^ shapes(found).items()
+        if other:
+            raise HardyError(
+                f"the checkpoint of {folder} does not fit method {run.engine.plan.method.name!r}: {min(other)[0]} is "
+                "missing, additional or of another shape. Pass the method, model and data that the run was started "
+                "with, or start it again."
+            )
