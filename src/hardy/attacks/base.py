@@ -40,11 +40,6 @@ class Attack:
                 raise HardyError(f"{name} of an attack is {value}; it must be above 0, and finite.")
 
     @property
-    def passes(self) -> int:
-        """Forward-and-backward passes over the images it makes, for the count of MACs."""
-        return 1
-
-    @property
     def points(self) -> int:
         """How many it climbs from at once, an image."""
         return 1

@@ -25,10 +25,6 @@ class _Unseen(Shift, Attack):
             raise HardyError(f"devices is {self.devices}; it must be 1 or more unseen devices a client.")
 
     @property
-    def passes(self) -> int:
-        return 0
-
-    @property
     def joint(self) -> bool:
         return True
 

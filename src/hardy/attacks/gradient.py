@@ -72,10 +72,6 @@ class _Ascent(Attack):
     restarts: int = 1
     keep_best: bool = False
 
-    @property
-    def passes(self) -> int:
-        return self.steps * self.restarts
-
     def gain(self, forward: Forward, x: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
         """What is climbed: logits -> [N]."""
         raise NotImplementedError
