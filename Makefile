@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test slow lint types format docs clean
+.PHONY: run test slow lint types format docs dist clean
 
 run: $(READY)
 	$(BIN)/hardy run demo
@@ -29,6 +29,10 @@ docs: $(READY)
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet -c docs . docs/_build/html
 	@echo "docs/_build/html/index.html"
 
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Hardy needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
@@ -36,4 +40,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .hypothesis docs/_build docs/_generated
+	rm -rf .venv .mypy_cache .ruff_cache .hypothesis dist docs/_build docs/_generated

@@ -56,7 +56,7 @@ SMALL = Case(
     shape=(1, 12, 12),
     sizes=(40, 28, 48, 40, 20, 40),
     attacking=40,
-    model=lambda norm: tiny_cnn(norm=norm, shape=(1, 12, 12), classes=10, width=0.25),
+    model=lambda norm, width=0.25: tiny_cnn(norm=norm, shape=(1, 12, 12), classes=10, width=width),
     cohort=Cohort(fraction=0.8),
     training=Training(rate=0.05, batch=8, epochs=2),
     optimiser=sgd(momentum=0.5, weight_decay=1e-3),

@@ -36,6 +36,7 @@ from hardy.engines import EngineChoice
 from hardy.engines.vectorised import vmap
 from hardy.evaluation.measure import ServedClients
 from hardy.models import digits_cnn, fbn_cnn
+from hardy.runs.prepare import prepare as prepare_run
 
 SMOKE = "--smoke" in sys.argv
 if SMOKE:
@@ -74,7 +75,7 @@ def digits(norm):
 
 def prepare(model, data, engine, training, method=None, lane=None):
     chosen = hardy.Experiment(training=training, engine=EngineChoice(name=engine, lane=lane))
-    return hardy.runs.prepare.prepare(chosen, method=method or hardy.papers.fedavg(), model=model, data=data)
+    return prepare_run(chosen, method=method or hardy.papers.fedavg(), model=model, data=data)
 
 
 def milliseconds(function, repeats: int, warm: int = 3) -> float:
@@ -156,7 +157,7 @@ def evaluation_times(data) -> dict[str, float]:
     for engine in ("sequential", "vectorised"):
         run = prepare(digits, data, engine, Training(batch=BATCH, steps=1), hardy.papers.fedbn())
         deployed = ServedClients(run.engine, run.state, "test", Branches(), None)
-        everyone = [np.ones(len(rows), dtype=bool) for rows in deployed.rows]
+        everyone = [torch.nn.functional.one_hot(labels, 10).float() for labels in deployed.labels]
         measure = partial(deployed.attacked, parse("pgd-20").attack, everyone, torch.tensor(0))
         seconds[engine] = milliseconds(measure, 1 if SMOKE else 2 if engine == "sequential" else 5, warm=1) / 1e3
         del run

@@ -16,6 +16,7 @@ import torch
 import hardy
 from engines import CUDA, SMOKE, provenance, train_only
 from hardy.core.messages import Slot, Work
+from hardy.runs.prepare import prepare
 
 EXPERIMENT = Path(__file__).parents[1] / "experiments/fedrbn" / ("mini.toml" if SMOKE else "digits.toml")
 TINY = ["data.limit=8", "data.adversarial=0.5", "model.width=0.25", "training.batch=4"] if SMOKE else []
@@ -38,7 +39,7 @@ ROUNDS = 300
 
 def times(overrides: list[str], only: str | None, repeats: int) -> dict[str, float]:
     """Seconds of the first three rounds, in which steps are captured, and of a later one."""
-    run = hardy.runs.prepare.prepare(hardy.read(str(EXPERIMENT), overrides))
+    run = prepare(hardy.read(str(EXPERIMENT), overrides))
     slots = [Slot(number) for number, client in enumerate(run.server.clients) if client.kind == only]
 
     def round() -> None:

@@ -1,4 +1,4 @@
-"""What Hardy adds to Flower, on loopback with TLS and node authentication.
+"""What Hardy adds to Flower, on loopback, closed as a deployment is (mutual TLS).
 
 python benchmarks/flower.py OUT.json [--nodes 2 10] [--rounds 4] [--smoke]
     Seconds and bytes of a round: the digits CNN (14.2M parameters) goes down, is trained for one step on eight images,
@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from hardy import config
-from hardy.flower.local import Site, descendants, network, site, watch
+from hardy.flower.local import Site, network, site, watch
+from hardy.flower.processes import descendants
 
 SMOKE = "--smoke" in sys.argv
 WIDTH = 0.125 if SMOKE else 1.0
@@ -143,7 +144,6 @@ def start(place: Site, nodes: int, **last: Any) -> None:
     """The SuperLink and its nodes, the last with settings of its own."""
     place.superlink()
     for number in range(nodes):
-        place.register(place.folder / "keys" / f"node-{number}.pub")
         place.supernode(number, **(last if number == nodes - 1 else {}))
 
 

@@ -22,15 +22,14 @@ from hardy.data.capacity import exponential, with_capacity
 from hardy.engines import EngineChoice
 from hardy.models import digits_cnn
 from hardy.parts.optimisers import sgd
+from hardy.runs.prepare import prepare
 
 
 def rounds(method, data, width: float, engine: str, times: int = 1 if SMOKE else 3) -> float:
     """Median seconds of a round, the first left out."""
     chosen = hardy.Experiment(training=Training(rate=0.01, batch=32), engine=EngineChoice(name=engine))
     method = method.replace(optimiser=sgd(momentum=0.9))
-    run = hardy.runs.prepare.prepare(
-        chosen, method=method, model=lambda norm: digits_cnn(norm=norm, width=width), data=data
-    )
+    run = prepare(chosen, method=method, model=lambda norm, width=width: digits_cnn(norm=norm, width=width), data=data)
     seconds = []
     for _ in range(times + 1):
         began = time.perf_counter()
@@ -45,9 +44,7 @@ def customising(data) -> dict[str, float]:
     """Milliseconds to go through the widths and levels of robustness, and for one image at the ends."""
     chosen = hardy.Experiment(rounds=1, training=Training(steps=1))
     method = papers.split_mix_dat(attack=pgd(steps=1))
-    run = hardy.runs.prepare.prepare(
-        chosen, method=method, model=lambda norm: digits_cnn(norm=norm, width=0.125), data=data
-    )
+    run = prepare(chosen, method=method, model=lambda norm, width=0.125: digits_cnn(norm=norm, width=width), data=data)
     predictor, seconds = run.customise(robustness=0.0), []
     for width, robustness in ((1.0, 0.0), (0.125, 1.0), (0.5, 0.2), (1.0, 0.8), (0.25, 0.5)) * 4:
         began = time.perf_counter()

@@ -3,25 +3,20 @@
 The doc of a field is the string literal under it, so it is read from the source.
 """
 
-import ast
 import dataclasses
 import inspect
 import math
-import textwrap
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from enum import Enum
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import hardy  # noqa: F401  registers all parts
 from hardy.attacks.threats import PRESETS
 from hardy.config import Experiment
+from hardy.config.documentation import GIVEN, argument_docs, description
 from hardy.registry import KINDS, PARTS, name_of
 
-GIVEN = {"model": {"norm", "classes", "shape"}}
-"""arguments of a kind that an experiment does not set: they come from the data and the method"""
 WORDS = {int: "integer", float: "number", str: "word", bool: "true or false", dict: "table", types.NoneType: "absent"}
 ORDER = ["method", "norm", "objective", "optimiser", "budget", "aggregator", "stage", "server_update", "attack"]
 """kinds in the order a reader meets them; others follow"""
@@ -58,8 +53,8 @@ def parts() -> str:
         base = next((base for base, name in KINDS.items() if name == kind), None)
         blocks.append(f"## {title(kind)}" + (f"\n\n{paragraph(base.__doc__)}" if base else ""))
         for name, factory in sorted(PARTS[kind].items()):
-            table = rows("option", factory, GIVEN.get(kind, set()))
-            blocks.append(f"### {kind} `{name}`\n\n{paragraph(factory.__doc__)}" + (f"\n\n{table}" if table else ""))
+            table = rows("option", factory, GIVEN.get(kind, frozenset()))
+            blocks.append(f"### {kind} `{name}`\n\n{description(factory)}" + (f"\n\n{table}" if table else ""))
     threats = "\n".join(f"| `{name}` | {words} |" for name, words in PRESETS.items())
     blocks.append("## Threats\n\n`evaluation.threats` and `hardy evaluate --threats` take these names; see ")
     blocks[-1] += f"[runs](runs.md#evaluating-under-attack) for their options.\n\n| threat | |\n|---|---|\n{threats}"
@@ -72,7 +67,7 @@ def title(kind: str) -> str:
     return f"{words[:-1]}ies" if words.endswith("y") else f"{words}s"
 
 
-def rows(head: str, factory: Callable[..., Any], skip: set[str]) -> str:
+def rows(head: str, factory: Callable[..., Any], skip: frozenset[str]) -> str:
     """A table of a constructor's arguments; nothing if there are none. Without any docs there is no such column."""
     hints, docs = get_type_hints(factory), argument_docs(factory)
     lines = [[head, "type", "default", "meaning"], ["---"] * 4]
@@ -89,51 +84,6 @@ def field_default(factory: Callable[..., Any], argument: inspect.Parameter) -> A
     fields = {f.name: f for f in dataclasses.fields(factory)} if dataclasses.is_dataclass(factory) else {}
     made = fields[argument.name].default_factory if argument.name in fields else dataclasses.MISSING
     return argument.default if made is dataclasses.MISSING else made()
-
-
-def argument_docs(factory: Callable[..., Any]) -> dict[str, str]:
-    """Argument -> its doc: under the fields of a class and of its bases. A function's arguments have the docs of the
-    fields they end up in: of one name and with the same default in what the function makes."""
-    if inspect.isclass(factory):
-        docs: dict[str, str] = {}
-        for base in reversed(factory.__mro__):
-            if dataclasses.is_dataclass(base):
-                docs |= field_docs(base)
-        return docs
-    arguments = inspect.signature(factory).parameters
-    if any(argument.default is argument.empty for argument in arguments.values()):
-        made = get_type_hints(factory).get("return")
-        return argument_docs(made) if dataclasses.is_dataclass(made) and inspect.isclass(made) else {}
-    found: dict[str, set[str]] = {name: set() for name in arguments}
-    for made in tree(factory()):
-        for name, words in argument_docs(type(made)).items():
-            if name in found and getattr(made, name) == arguments[name].default:
-                found[name].add(words)
-    return {name: min(words) for name, words in found.items() if len(words) == 1}
-
-
-def tree(value: Any) -> Iterator[Any]:
-    """A part and those inside it."""
-    if dataclasses.is_dataclass(value):
-        yield value
-        for field in dataclasses.fields(value):
-            yield from tree(getattr(value, field.name))
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from tree(each)
-
-
-@cache
-def field_docs(table: type) -> dict[str, str]:
-    """Field -> the string literal under it."""
-    source = ast.parse(textwrap.dedent(inspect.getsource(table))).body[0]
-    assert isinstance(source, ast.ClassDef)
-    docs = {}
-    for field, below in zip(source.body, source.body[1:], strict=False):
-        match field, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
-                docs[name] = paragraph(words)
-    return docs
 
 
 def type_words(hint: Any) -> str:

@@ -1,6 +1,8 @@
 """A federation small enough to train in milliseconds, and the methods every law is checked on."""
 
 import dataclasses
+import os
+import tempfile
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from hardy.parts.optimisers import chain, sgd
 from hardy.registry import PARTS
 
 torch.set_num_threads(1)
+os.environ["HARDY_HOME"] = tempfile.mkdtemp(prefix="hardy-home-")  # what tests import is not remembered at home
 SHAPE = (1, 8, 8)
 
 
@@ -45,8 +48,8 @@ def federation(sizes=(10, 7, 12, 5), classes=3, seed=0) -> Federation:
     )
 
 
-def net(norm):
-    return tiny_cnn(norm=norm, shape=SHAPE, classes=3, width=0.25)
+def net(norm, width=0.25):
+    return tiny_cnn(norm=norm, shape=SHAPE, classes=3, width=width)
 
 
 def experiment(**changes) -> Experiment:

@@ -63,7 +63,7 @@ MISTAKES = [
     ("[data]\nadversarial = [3, 10]", "a client's number in data.adversarial is 10; it must be 0 to 9"),
     ("[data]\nadversarial = { pen = 0.2, mail = 1.2 }", "the share of mail in data.adversarial is 1.2"),
     ("[evaluation]\npredict_branch = 'adversarial'", "unknown branch in evaluation 'adversarial'"),
-    ("[training]\nbatch = 1", "client 0 trains on batches of 1"),
+    ("[training]\nbatch = 1", "training.batch is 1, but BatchNorm needs 2 rows"),
     ("[model]\nname = 'mlp'\nhidden = ['a']", "model.hidden[0] is 'a'"),
     ("[method]\nname = 'scaffold'\naggregator = 'mean'", "has no rule for control"),
     ("[evaluation]\nthreats = ['pdg-20']", "Did you mean 'pgd-20'?"),

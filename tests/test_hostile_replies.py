@@ -177,7 +177,13 @@ def test_nonsense_is_refused_and_the_round_goes_on(rule):
 def test_answers_give_what_an_engine_in_the_house_gives():
     run, outside = answered("mean")
     inside, _ = run.server.round(run.state, run.engine, 0.1)
-    assert_same({f"shared/{n}": t for n, t in inside.shared.items()}, ended(run, outside, list)[0])
+
+    class OneByOne(Trains):
+        def train(self, work):
+            yield from ([answer] for answer in outside.answers)  # sums are rounded alike only if folded alike
+
+    after, _ = run.server.round(run.state, OneByOne(), 0.1)
+    assert_same(inside.shared, after.shared)
 
 
 def test_reasons_hold_value_and_limit():

@@ -1,6 +1,7 @@
 """Imports go one way, and the core needs torch, numpy and safetensors only."""
 
 import ast
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -67,3 +68,14 @@ def test_every_part_says_what_it_is():
         assert parts, kind
         for name, factory in parts.items():
             assert factory.__doc__ and not factory.__doc__.startswith(f"{factory.__name__}("), f"{kind} {name}"
+
+
+def test_every_part_says_what_its_options_are():
+    from hardy.config.documentation import argument_docs
+    from hardy.registry import PARTS
+
+    for kind, parts in PARTS.items():
+        for name, factory in parts.items():
+            words = argument_docs(factory)
+            for option in inspect.signature(factory).parameters:
+                assert len(words.get(option, "")) > 5, f"{kind} {name}: {option}: {words.get(option)!r}"

@@ -18,6 +18,7 @@ SCRIPTS = {
     "benchmarks/engines.py": (["out.json", "--smoke"], "one_step_round_ms"),
     "benchmarks/fedrbn.py": (["out.json", "--smoke"], "seconds"),
     "benchmarks/fedrobust.py": (["out.json", "--smoke"], "one_step_round_vectorised"),
+    "benchmarks/leakage.py": (["out.json", "--smoke"], "image"),
     "benchmarks/hostile_replies.py": (["--smoke"], "| all NaN | unchanged |"),
     "benchmarks/robust.py": (["out.json", "--smoke"], "measured"),
     "benchmarks/split_mix.py": (["out.json", "--smoke"], "customising, ms"),
@@ -29,6 +30,7 @@ SCRIPTS = {
 }
 """arguments, and what must be a key of the result file, or stand in the picture or in what is printed"""
 SLOW = {
+    "benchmarks/reliability.py": (["out.json", "--smoke"], "damaged_files"),
     "benchmarks/flower.py": (["out.json", "--smoke"], "rounds"),
     "benchmarks/flower.py --faults": (["out.json", "--smoke", "--faults", "NaN"], "faults"),
 }

@@ -46,7 +46,7 @@ def central(points: torch.Tensor) -> torch.Tensor:
 def rounds(norm, gamma: float, seed: int = 0):
     """(points, their classes, what clients make of them) of every round."""
     rng = np.random.default_rng(seed)
-    plan = hardy.Method(norm=norm).bind(lambda make: torch.nn.Sequential(make(2)), (2, 1, 1))
+    plan = hardy.Method(norm=norm).bind(lambda make: torch.nn.Sequential(make(2), torch.nn.Flatten()), (2, 1, 1))
     shared = {name: value[None].double() for name, value in plan.start.items()}
     for t in range(ROUNDS):
         points, label = draw(gamma, rng)

@@ -3,14 +3,54 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+_SYNONYMS = {
+    "aggregation": "aggregator",
+    "algorithm": "method",
+    "batch_size": "batch",
+    "batchsize": "batch",
+    "centralized": "centralised",
+    "client_fraction": "fraction",
+    "compress": "compression",
+    "dataset": "source",
+    "eps": "epsilon",
+    "fraction_fit": "fraction",
+    "global_rounds": "rounds",
+    "learning_rate": "rate",
+    "local_epochs": "epochs",
+    "local_steps": "steps",
+    "loss": "objective",
+    "lr": "rate",
+    "n_clients": "clients",
+    "normalization": "norm",
+    "num_clients": "clients",
+    "num_epochs": "epochs",
+    "num_rounds": "rounds",
+    "optimizer": "optimiser",
+    "partition": "split",
+    "partitioner": "split",
+    "rng": "seed",
+    "server_rounds": "rounds",
+    "strategy": "method",
+    "vectorized": "vectorised",
+    "workers": "clients",
+}
+"""words of other libraries -> Hardy's"""
+
 
 class HardyError(Exception):
     """A mistake the user can mend: one message with the value, the limit and the remedy. The CLI exits with 2."""
 
 
-def unknown(kind: str, value: object, allowed: Iterable[str]) -> HardyError:
-    """An unknown name, with the nearest known one."""
-    names = sorted(allowed)
-    near = get_close_matches(str(value), names, n=1)
+def unknown(kind: str, value: object, allowed: Iterable[str], *, elsewhere: Iterable[str] = ()) -> HardyError:
+    """An unknown name, with the nearest known one; `elsewhere` are keys of other tables, such as training.rate."""
+    names, word = sorted(allowed), str(value)
+    meant = {word, _SYNONYMS.get(word, word)}
+    same = [*sorted(meant & set(names)), *(key for key in elsewhere if key.rpartition(".")[2] in meant)]
+    near = same or get_close_matches(word, names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return HardyError(f"unknown {kind} {value!r}.{hint} Known: {', '.join(names) or 'none'}.")
+
+
+def printable(text: object, most: int = 100) -> str:
+    """Words from outside as a piece of one line: no control characters, which could steer a terminal."""
+    return "".join(c if c.isprintable() else " " for c in str(text)[:most])

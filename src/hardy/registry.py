@@ -1,15 +1,19 @@
-"""Part name -> constructor. A part registers where it is written; configuration and laws read it from here."""
+"""Part name -> constructor. A part registers where it is written; configuration and laws read it from here. Names of
+code from outside (`module:name`) lead there too."""
 
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from hardy.errors import unknown
+from hardy import user_code
+from hardy.errors import HardyError, unknown
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 PARTS: dict[str, dict[str, Callable[..., Any]]] = {}
 _NAMES: dict[Callable[..., Any], str] = {}
+_REFERENCES: dict[Callable[..., Any], str] = {}
+"""constructor from outside -> the `module:name` it was found by"""
 KINDS: dict[type, str] = {}
 """Protocol class of a kind of part -> its name: an argument of that type is itself a part."""
 
@@ -43,9 +47,23 @@ def name_of(factory: Callable[..., Any]) -> str:
     )
 
 
+def stored_name(factory: Callable[..., Any]) -> str:
+    """The name by which another process finds a constructor: that of `name_of`, or `module:name`."""
+    return _REFERENCES.get(factory) or name_of(factory)
+
+
 def find(of: str, name: object) -> Callable[..., Any]:
-    """The constructor of a part, or an error with the nearest name."""
+    """The constructor of a part: by its name, by `module:name`, or of an installed package; or an error with the
+    nearest name."""
     known = PARTS.get(of, {})
-    if name not in known:
-        raise unknown(of, name, known)
-    return known[str(name)]
+    if name in known:
+        return known[str(name)]
+    text = user_code.reference(name)
+    found: Callable[..., Any] | None = user_code.resolve(text) if text else user_code.plugin(of, str(name))
+    if found is None:
+        raise unknown(of, name, [*known, *(name for kind, name in user_code.plugins() if kind == of)])
+    if not callable(found):
+        raise HardyError(f"{name} is {found!r}; it must be a function or a class that makes a {of}.")
+    if text:
+        _REFERENCES[found] = text
+    return found

@@ -15,8 +15,8 @@ from hardy.errors import HardyError
     ("change", "message"),
     [
         (lambda d: {"y_train": d.y_train + 7}, "training labels run from 7 to 9; there are 3 classes"),
-        (lambda d: {"x_train": d.x_train / 255}, "training images are float64"),
-        (lambda d: {"x_test": d.x_test[:3]}, "they must be uint8"),
+        (lambda d: {"x_train": d.x_train / 255}, "training inputs are float64"),
+        (lambda d: {"x_test": d.x_test[:3]}, "they must be uint8 or float32"),
         (lambda d: {"clients": (dataclasses.replace(d.clients[0], test=np.array([999])),)}, "client 0 holds row 999"),
         (lambda d: {"clients": (dataclasses.replace(d.clients[0], train=np.arange(0)),)}, "holds no training row"),
     ],

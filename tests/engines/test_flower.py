@@ -11,6 +11,7 @@ import torch
 import hardy
 from conftest import SHAPE, assert_close, everything, experiment, federation, fit, net, with_momentum
 from hardy import papers
+from hardy.attacks.threats import parse_threat
 from hardy.config import EvaluationChoice, NetworkChoice
 from hardy.core.partition import Placement, Role
 from hardy.core.server import Cohort
@@ -24,11 +25,13 @@ from hardy.parts.compression import half_precision, top_k
 
 pytest.importorskip("flwr", reason="the flower extra is not installed")
 
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from hardy.flower.apps import client_app, run_server
-from hardy.flower.node import Given, Memory, Node
+from hardy.flower.apps import client_app, for_network, run_server
+from hardy.flower.deployment import NODES, SITE
+from hardy.flower.memory import Memory
+from hardy.flower.node import Given, Node
 from hardy.runs.profiles import Profile
 
 FLOWER = EngineChoice(name="flower", device="cpu", precision="float64")
@@ -407,6 +410,69 @@ def test_a_number_is_claimed_once(caplog):
     assert "node 104 is refused: node 100 is client 0 already" in caplog.text
 
 
+def test_a_number_belongs_to_the_certificate_it_was_issued_to(tmp_path, monkeypatch, caplog):
+    """Client 1's key with client 0's number in its settings: neither counts, and the run waits for the real ones."""
+    grid = grid_of(papers.fedavg())
+    nodes = tmp_path / "nodes.json"
+    nodes.write_text(json.dumps({"0": 101, "1": 100, "2": 102, "3": 103}))
+    monkeypatch.setenv(NODES, str(nodes))
+    with pytest.raises(HardyError, match=r"clients \[0, 1\] did not register"):
+        run_over(grid, papers.fedavg(), network=NetworkChoice(clients=4, deadline=2.0, patience=1.0))
+    assert "node 100 is refused: its certificate is not that of client 0" in caplog.text
+
+
+def test_a_node_that_is_started_again_takes_its_own_place_at_once(tmp_path, monkeypatch):
+    grid = grid_of(papers.fedavg())
+    nodes = tmp_path / "nodes.json"
+    nodes.write_text(json.dumps({str(n): 100 + n for n in range(4)}))
+    monkeypatch.setenv(NODES, str(nodes))
+    roll = run_over(grid, papers.fedavg(), rounds=1).engine.roll
+    grid.apps[200], grid.contexts[200] = grid.apps[100], grid.contexts[100]  # the old one is still thought to be online
+    nodes.write_text(json.dumps({"0": 200, "1": 101, "2": 102, "3": 103}))
+    roll.refresh()
+    assert roll.refresh()[0] == 200
+
+
+def test_a_changed_experiment_is_not_gone_on_with(tmp_path):
+    out = tmp_path / "run"
+    run_over(grid_of(papers.fedavg()), papers.fedavg(), out=out, rounds=1)
+    changed = {"training": Training(rate=0.5, batch=4), "rounds": 1}
+    with pytest.raises(
+        HardyError, match=r"holds a run of another experiment: .*training.rate is 0.5, not 0.1\. .*--out of"
+    ):
+        run_over(grid_of(papers.fedavg()), papers.fedavg(), out=out, **changed)
+    again = run_over(grid_of(papers.fedavg()), papers.fedavg(), out=out, rounds=1)  # nothing left to do
+    assert again.state.round == 1
+
+
+def test_a_site_answers_only_about_the_experiment_it_agreed_to(tmp_path, monkeypatch):
+    """The server's text is compared before anything in it is looked up; a threat it adds is not run either."""
+    (tmp_path / "agreed.toml").write_text(for_network(experiment(rounds=1)).to_toml())
+    data = federation()
+    apps = [client_app(tmp_path / "agreed.toml", model=net, data=data) for _ in data.clients]
+    grid = Grid(apps)
+    said = []
+
+    def ask(asked):
+        message = Message(wire.message({}, experiment=asked.to_toml()), 100, "query")
+        try:
+            return wire.settings(grid.apps[100](message, grid.contexts[100]).content)
+        except HardyError as error:
+            said.append(str(error))
+
+    ask(for_network(experiment(rounds=1)))
+    assert "was not started by `hardy deploy node`" in said.pop()
+    monkeypatch.setenv(SITE, str(tmp_path))
+    assert "profile" in ask(for_network(experiment(rounds=1)))
+    ask(for_network(experiment(rounds=1, model="os:system")))
+    assert "another experiment than the app this site agreed to: model is 'os:system', not" in said.pop()
+    lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["sent", "not answered"]
+    with pytest.raises(HardyError, match="names no experiment, so the server could ask for any"):
+        message = Message(wire.message({}, experiment=experiment().to_toml()), 100, "query")
+        client_app(model=net, data=data)(message, grid.contexts[100])
+
+
 def test_nodes_measure_their_own_robustness():
     method, data = papers.fedbn(), federation()
     run = fit(method, data=data, rounds=2)
@@ -415,20 +481,56 @@ def test_nodes_measure_their_own_robustness():
     assert far.robust["fgsm"] == {key: near[key] for key in far.robust["fgsm"]}
 
 
-def test_an_attack_that_fails_costs_no_other_figures(caplog):
-    method, data = papers.fedbn(), federation()
-    choice = EvaluationChoice(select="autoattack@0.1")  # needs more classes than these clients have
+def test_nodes_measure_metrics_at_home():
+    """The same figures as on one machine, to the last bit; clients that keep their norms too."""
+    choice = EvaluationChoice(metrics=("auroc", "ece"), threats=("fgsm@16/255",), select_metric="auroc")
+    method = papers.fedbn()
+    near = fit(method, rounds=2, evaluation=choice).summary()
+    far = run_over(grid_of(method), method, rounds=2, evaluation=choice).summary()
+    for summary in (far, near):
+        del summary["best"]["validation_accuracy"]  # the median of what nodes say; on one machine the mean
+    for key in ("metrics", "robust_metrics", "best"):
+        assert far[key] == near[key] and far[key]
+
+
+def test_a_metric_out_of_its_bounds_is_not_believed(monkeypatch):
+    from hardy.parts.metrics import AUROC
+
+    monkeypatch.setattr(AUROC, "measure", lambda self, logits, labels: 7.0)
+    choice = EvaluationChoice(metrics=("auroc",))
+    found = run_over(grid_of(papers.fedavg()), papers.fedavg(), rounds=1, evaluation=choice).summary()["metrics"]
+    assert found["auroc"]["mean"] is None and found["auroc"]["missing"] == [0, 1, 2, 3]
+
+
+def test_an_attack_that_fails_costs_no_other_figures(caplog, monkeypatch):
+    def fail(*_):
+        raise HardyError("this attack fails")
+
+    monkeypatch.setattr(type(parse_threat("pgd-3").attack), "perturb", fail)
+    method, data, choice = papers.fedbn(), federation(), EvaluationChoice(select="pgd-3")
     near = fit(method, data=data, rounds=1)
     far = run_over(grid_of(method, data), method, rounds=1, evaluation=choice)
     assert far.figures.latest == near.figures.latest
-    assert "client 0, evaluate: apgd with loss='dlr'" in caplog.text
+    assert "client 0, evaluate: this attack fails" in caplog.text
 
 
-def test_nodes_say_which_round_is_the_most_robust():
-    method, data, choice = papers.fedbn(), federation(), EvaluationChoice(select="FGSM@ 0.3")
-    near = fit(method, data=data, rounds=4, evaluation=choice).figures.best
-    far = run_over(grid_of(method, data), method, rounds=4, evaluation=choice).figures.best
-    assert far == near and 0 < near["validation_accuracy"] < 1
+def test_the_best_round_is_chosen_by_the_median_of_what_nodes_say(tmp_path):
+    """One that says 1.0 of the first round and 0.0 of all others would choose it by the mean."""
+    method, choice = papers.fedbn(), EvaluationChoice(select="FGSM@ 0.3")
+    grid = grid_of(method)
+
+    def boast(node, kind, reply):
+        if kind == "evaluate" and node == 103:
+            said = reply.content.metric_records["accuracy"]
+            for name in set(said) - {"round"}:
+                said[name] = 1.0 if said["round"] == 1 else 0.0
+        return reply
+
+    grid.spoil = boast
+    best = run_over(grid, method, rounds=4, evaluation=choice, out=tmp_path / "run").figures.best
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    scores = [float(np.median(line["selection_accuracy"]["by_client"])) for line in lines]
+    assert best["round"] == scores.index(max(scores)) + 1 and best["validation_accuracy"] == max(scores)
 
 
 def test_a_trial_reads_the_experiment_alone(tmp_path):
@@ -446,9 +548,8 @@ def test_a_trial_reads_the_experiment_alone(tmp_path):
     assert_close(near.state.shared, far.state.shared, 1e-9)
     assert_close(near.state.reported, far.state.reported, 1e-9)
     assert near.figures.latest == far.figures.latest
-    longer = (tmp_path / "run" / "config.toml").read_text().replace("rounds = 1", "rounds = 2")
-    (tmp_path / "run" / "config.toml").write_text(longer)
-    assert run_server(asked, grid, tmp_path / "run", quiet=True).state.round == 2
+    with pytest.raises(HardyError, match="holds a run of another experiment: rounds is 2, not 1"):
+        run_server(dataclasses.replace(asked, rounds=2), grid, tmp_path / "run", quiet=True)
     line = (tmp_path / "run" / "metrics.jsonl").read_text()
     assert '"wire": {"0": {"down": ' in line
     assert "on the wire: client" in (tmp_path / "run" / "report.html").read_text()

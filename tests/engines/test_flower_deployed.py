@@ -20,10 +20,10 @@ from hardy.runs.checkpoint import load_checkpoint
 pytest.importorskip("flwr", reason="the flower extra is not installed")
 
 from hardy.cli import main
-from hardy.flower.certificates import certificates
-from hardy.flower.local import descendants, members, network, site, watch
+from hardy.flower.local import members, network, site, watch
+from hardy.flower.processes import descendants
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 EXPERIMENT = """
 name = "deployed"
@@ -72,9 +72,12 @@ def test_fedrbn_and_split_mix_over_one_superlink_are_those_of_the_sequential_eng
     chosen = {"fedrbn": config.parse(EXPERIMENT), "split_mix": config.parse(of_no_kind, SPLIT_MIX)}
     with network(tmp_path / "flower", chosen["fedrbn"], tmp_path / "fedrbn", 3) as place:
         watch(place, place.submit(), tmp_path / "fedrbn", 2)
-        (tmp_path / "other.toml").write_text(chosen["split_mix"].to_toml())
-        run = place.submit(experiment=str(tmp_path / "other.toml"), out=str(tmp_path / "split_mix"))
-        watch(place, run, tmp_path / "split_mix", 2)
+        for number in range(3):
+            place.stop(f"node-{number}")
+        place.bring(chosen["split_mix"], tmp_path / "split_mix")
+        for number in range(3):
+            place.supernode(number)  # agrees to the new app
+        watch(place, place.submit(), tmp_path / "split_mix", 2)
     assert not members(tmp_path / "flower") and set(descendants(os.getpid())) <= before, "a process was left behind"
     for name, asked in chosen.items():
         assert not any(line["lost"] for line in rounds_of(tmp_path / name))
@@ -90,7 +93,7 @@ from flwr.clientapp import ClientApp
 from hardy.flower.apps import client_app, server_app
 
 server = server_app(Path(__file__).with_name("experiment.toml"))
-honest = client_app()
+honest = client_app(Path(__file__).with_name("experiment.toml"))
 client = ClientApp()
 
 
@@ -148,7 +151,7 @@ def until(condition, seconds=240.0):
 
 
 @pytest.mark.slow
-def test_liars_strangers_and_the_silent_change_nothing_for_the_others(tmp_path):
+def test_liars_and_the_silent_change_nothing_for_the_others(tmp_path):
     chosen = config.parse(EXPERIMENT, ["rounds=6", "evaluation.every=6", "network.deadline=60.0"])
     out = tmp_path / "run"
     with site(tmp_path / "flower") as place:
@@ -156,23 +159,15 @@ def test_liars_strangers_and_the_silent_change_nothing_for_the_others(tmp_path):
         (place.folder / "app" / "hardy_app" / "app.py").write_text(LIARS)
         place.superlink()
         for number in range(3):
-            place.register(place.folder / "keys" / f"node-{number}.pub")
             place.environment |= {"TEST_LIES": "yes" if number == 2 else ""}
             place.supernode(number)
-        other = tmp_path / "other"
-        certificates(other, hosts=["127.0.0.1"], nodes=1)
-        place.supernode(3, key=other / "node-0.key")  # an unregistered key
-        place.supernode(4, key=other / "node-0.key", authority=other / "ca.pem")  # somebody else's certificate
         watch(place, place.submit(), out, 6)
-        stranger, deceived = (place.log(f"node-{number}") for number in (3, 4))
     lost = [line["lost"] for line in rounds_of(out)]
     assert all(set(found) == {"2"} for found in lost)
     said = ("not finite", "lacks", "has shape", "claims 1e+12", "belongs to round 3, now is 4", "silent")
     log = (out / "network.log").read_text()
     for found, reason in zip(lost, said, strict=True):
         assert reason in found["2"] and f"client 2 {found['2']}" in log
-    assert "SuperNode ID" not in stranger and "SuperNode ID" not in deceived
-    assert "CERTIFICATE_VERIFY_FAILED" in deceived or "certificate" in deceived.lower()
     near = nearby(dataclasses.replace(chosen, faults=_Without(missing=((2, (1, 2, 3, 4, 5, 6)),))))
     far, _ = load_checkpoint(out / "checkpoint")
     assert_close(near.state.shared, far.server.shared, 1e-9)
@@ -188,7 +183,6 @@ def test_a_killed_node_comes_back_and_a_killed_server_goes_on(tmp_path):
         database = ("--database", str(place.folder / "superlink.db"))
         place.superlink(*database)
         for number in range(3):
-            place.register(place.folder / "keys" / f"node-{number}.pub")
             place.supernode(number)
         place.submit()
 
@@ -202,12 +196,7 @@ def test_a_killed_node_comes_back_and_a_killed_server_goes_on(tmp_path):
 
         until(lambda: asked(1) == 2)  # in the middle of the second round
         place.stop("node-1")
-        while place.log("node-1").count("SuperNode ID") < 2:  # its key is in use until Flower misses its heartbeat
-            if "node-1" in place.processes:
-                place.stop("node-1")
-                time.sleep(5)
-            place.supernode(1)
-            until(lambda: place.processes["node-1"].poll() is not None or place.log("node-1").count("SuperNode ID") > 1)
+        place.supernode(1)
         until(lambda: asked(1) == 3)  # it is back
 
         in_the_middle_of_the_next_round()
@@ -216,8 +205,7 @@ def test_a_killed_node_comes_back_and_a_killed_server_goes_on(tmp_path):
         place.submit()
         done = in_the_middle_of_the_next_round()
         assert len(server_apps(place.folder)) == 1 and done < rounds - 1, "the network was faster than the test"
-        place.processes["superlink"].kill()
-        place.processes.pop("superlink").wait()
+        place.stop("superlink")
         until(lambda: not server_apps(place.folder), 30)
         place.superlink(*database)
         watch(place, place.submit(), out, rounds)

@@ -51,7 +51,7 @@ def test_a_common_shift_is_found_on_all_images_at_once(run):
     one = fit(papers.fedavg(), rounds=4)
     deployed = ServedClients(one.engine, one.state, "test", Branches(), None)
     shift = parse("affine@0.5,1,common=true,steps=10").attack
-    found = np.concatenate(deployed.attacked(shift, deployed.standing(), torch.tensor(0)))
+    found = np.concatenate(deployed.right(deployed.attacked(shift, deployed.answers(), torch.tensor(0))))
     every = np.concatenate(deployed.rows)
     data, held = one.engine.data, {n: t[0] for n, t in one.state.shared.items()}
 
@@ -80,7 +80,7 @@ def test_a_call_holds_no_more_points_than_it_may(norm, monkeypatch):
 
     monkeypatch.setattr(one.engine, "map", counted)
     monkeypatch.setattr(evaluating, "_POINTS", 14)
-    everybody = [np.ones(len(rows), dtype=bool) for rows in deployed.rows]
+    everybody = [torch.nn.functional.one_hot(labels, 3).double() for labels in deployed.labels]
     deployed.attacked(fab(targets=2, steps=1), everybody, torch.tensor(0))
     assert sum(map(math.prod, held)) >= sum(len(rows) for rows in deployed.rows)
     assert all(clients * rows <= 7 or (clients == 1 and deployed.together) for clients, rows in held)
@@ -90,7 +90,7 @@ def test_each_client_is_served_by_its_own_tensors(run):
     """The figure of a client is that of its own network on its own rows, computed by hand."""
     deployed = ServedClients(run.engine, run.state, "test", Branches(), None)
     threat = parse("pgd-5@0.1,start=none")
-    left = deployed.attacked(threat.attack, deployed.standing(), torch.tensor(0))
+    left = deployed.right(deployed.attacked(threat.attack, deployed.answers(), torch.tensor(0)))
     data, plan = run.engine.data, run.engine.plan
     for number, client in enumerate(data.clients):
         own = {n: t[number, 0] for n, t in run.engine.store.items()}
@@ -198,7 +198,9 @@ def test_a_run_that_goes_on_by_another_measure_forgets_the_best_by_the_old_one(t
     saved = tmp_path / "run" / "config.toml"
     longer = saved.read_text().replace("rounds = 3", "rounds = 4")
     saved.write_text(longer.replace("[evaluation]", '[evaluation]\nselect = "pgd-3@0.3"'))
-    best = hardy.resume(tmp_path / "run", **given, quiet=True).figures.best
+    with pytest.raises(HardyError, match=r"evaluation.select was 'absent', is 'pgd-3@0.3'.*--allow-change"):
+        hardy.resume(tmp_path / "run", **given, quiet=True)
+    best = hardy.resume(tmp_path / "run", **given, quiet=True, allow_change=True).figures.best
     assert (best["round"], best["select"]) == (4, "pgd-3@0.3")
 
 
@@ -229,3 +231,15 @@ def test_mistakes(run):
     with pytest.raises(HardyError, match="unknown threat"):
         EvaluationChoice(select="pdg")
     assert hardy.evaluate(run, "", quiet=True)["robust_accuracy"] == {}
+
+
+def test_one_attack_under_two_names_runs_once(monkeypatch):
+    """pgd-7 is pgd-7@8/255, here and in the rounds' own figures."""
+    names, calls = ("pgd-2", "pgd-2@8/255", "pgd-2@eps=8/255"), []
+    attacked = ServedClients.attacked
+    monkeypatch.setattr(ServedClients, "attacked", lambda *args: calls.append(args[1]) or attacked(*args))
+    trained = fit(papers.fedavg(), rounds=1, evaluation=EvaluationChoice(threats=names))
+    assert len(calls) == 1 and len({str(trained.robust[name]["by_client"]) for name in names}) == 1
+    found = evaluate(trained, names, checks=False, quiet=True)["robust_accuracy"]
+    assert len(calls) == 2 and found.keys() == set(names)
+    assert found["pgd-2"] == found["pgd-2@8/255"] == found["pgd-2@eps=8/255"]

@@ -195,12 +195,12 @@ def test_added_clients_leave_all_rows_to_the_honest():
     assert run.figures.latest["by_client"][4:] == [None] * 5
 
 
-def test_an_attack_without_effect_is_bit_for_bit_honest():
+def test_an_attack_without_effect_is_honest():
     """One client that copies itself: joining all lanes into one changes nothing in a rule that collects."""
     honest = fit(papers.fednova(), rounds=2)
     same = fit(papers.fednova(), rounds=2, faults=Faults(hostile=2, byzantine=byzantine.inflated_count(factor=1.0)))
-    for name, value in honest.state.shared.items():
-        assert torch.equal(value, same.state.shared[name]), name
+    # not to the last bit on every processor: rows that lie elsewhere in memory may be added in another order
+    torch.testing.assert_close(same.state.shared, honest.state.shared, rtol=0, atol=1e-15)
 
 
 def test_impossible_wishes_are_refused():

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import hardy  # noqa: F401  (fills the registry)
 from hardy.core.messages import Slot, Updates
 from hardy.core.partition import Role
 from hardy.core.protocols import RoundContext
@@ -52,7 +51,7 @@ def context(bases: int = 1, sent: float = 0.0) -> RoundContext:
         "mean": torch.full((bases, 4), sent).double(),
         "count": torch.zeros(bases).long(),
     }
-    return RoundContext(shared=shared, roles=ROLES, bases=bases, clients=14)
+    return RoundContext(shared=shared, roles=ROLES, bases=bases, clients=40)
 
 
 def aggregate(rule, parts, bases=1, sent=0.0):
@@ -105,6 +104,58 @@ def test_order_and_lanes_are_irrelevant(order, cut):
         in_lanes = aggregate(rule, [shuffled.where(head), shuffled.where(~head)], bases=2)
         for name, value in together.items():
             torch.testing.assert_close(value, in_lanes[name])
+
+
+def points(rows, dtype=torch.float64) -> Updates:
+    """An update for each row of twelve numbers, all of equal weight."""
+    values = torch.tensor(rows, dtype=dtype)
+    count = len(values)
+    return Updates(
+        slots=[Slot(i) for i in range(count)],
+        shared={"w": values.view(count, 4, 3), "mean": values[:, :4].clone(), "count": torch.full((count,), 7)},
+        reported={},
+        weights=torch.ones(count, dtype=dtype),
+        steps=torch.full((count,), 3),
+        loss=torch.ones(count, dtype=dtype),
+    )
+
+
+def unit(place, length):
+    return [length if i == place else 0.0 for i in range(12)]
+
+
+TIES = {
+    "a cross": [unit(i, s) for i in range(4) for s in (-0.1, 0.1)],
+    "two camps": [unit(0, -1.0)] * 4 + [unit(0, 1.0)] * 4,
+    "pairs on a line": [unit(0, x) for x in (-3.0, -1.0, -1.0, 0.0, 0.0, 1.0, 1.0, 3.0)],
+    "a simplex": [unit(i, 0.7) for i in range(8)],
+}
+BY_CLIENT = ("pipeline(bucketing)", "pipeline(slack)")
+"""buckets are dealt by the clients' numbers, and so are ties of slack"""
+
+
+@pytest.mark.parametrize("kind", TIES)
+@pytest.mark.parametrize("name", sorted(RULES.keys() - set(BY_CLIENT)))
+def test_ties_are_not_broken_by_order(name, kind):
+    draw = torch.Generator().manual_seed(0)
+    whole = points(TIES[kind])
+    first = aggregate(RULES[name], [whole])
+    for _ in range(10):
+        order = torch.randperm(8, generator=draw)
+        shuffled = dataclasses.replace(whole, shared={n: t[order] for n, t in whole.shared.items()})
+        for tensor, value in aggregate(RULES[name], [shuffled]).items():
+            torch.testing.assert_close(value, first[tensor], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("count", [7, 40])
+def test_rules_work_in_bfloat16(rule, count):
+    """With few updates columns are compared row by row, with many they are sorted."""
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.randn(count, 12, generator=draw).bfloat16()
+    short, exact = points(rows.tolist(), torch.bfloat16), points(rows.tolist())
+    one, other = aggregate(rule, [short]), aggregate(rule, [exact])
+    for name in ("w", "mean"):
+        torch.testing.assert_close(one[name].double(), other[name], rtol=0.05, atol=0.05)
 
 
 def test_a_base_nobody_trained_keeps_its_value(rule):

@@ -80,9 +80,9 @@ def copy(updates):
 class Recording(Admission):
     heard: list
 
-    def judge(self, updates, work, roles=None):
+    def judge(self, updates, work, roles=None, usual=None):
         self.heard.append(updates)
-        return super().judge(updates, work, roles)
+        return super().judge(updates, work, roles, usual)
 
 
 def test_a_bad_reply_never_changes_what_honest_clients_get(method):

@@ -1,4 +1,4 @@
-"""What must hold for every optimiser, server update and metric of the registry, whoever writes it."""
+"""What must hold for every optimiser, server update and diagnosis of the registry, whoever writes it."""
 
 import inspect
 
@@ -48,9 +48,9 @@ def test_engines_agree_and_resuming_is_exact(name, tmp_path):
     assert_close(everything(one), everything(resumed), 0)
 
 
-@pytest.mark.parametrize("name", PARTS["metric"])
-def test_metrics_agree_on_all_engines(name):
-    choice = EvaluationChoice(metrics=(PARTS["metric"][name](),))
+@pytest.mark.parametrize("name", PARTS["diagnosis"])
+def test_diagnoses_agree_on_all_engines(name):
+    choice = EvaluationChoice(diagnosis=(PARTS["diagnosis"][name](),))
     one, many = (
         fit(papers.fedrobust(), rounds=1, evaluation=choice, **engine) for engine in ({}, {"engine": VECTORISED})
     )

@@ -265,7 +265,7 @@ def test_theorem_2_names_the_conditions_that_step_sizes_break():
 
 
 def test_the_diagnosis_of_a_run(tmp_path):
-    evaluation = EvaluationChoice(every=2, metrics=(primal_gap(),))
+    evaluation = EvaluationChoice(every=2, diagnosis=(primal_gap(),))
     found = []
     for name in ENGINES:
         engine = EngineChoice(name=name, device="cpu", precision="float64")
@@ -279,7 +279,7 @@ def test_the_diagnosis_of_a_run(tmp_path):
     assert first[-1]["smoothness"]["L2"] > 1 / 0.4 and any("η₂ ≤ 1/L₂" in t for t in first[-1]["broken_conditions"])
     report = (tmp_path / "sequential" / "report.html").read_text()
     assert "Primal gap" in report and "η₂ ≤ 1/L₂: broken" in report
-    with pytest.raises(HardyError, match="metric primal_gap measures the objective shifted"):
+    with pytest.raises(HardyError, match="diagnosis primal_gap measures the objective shifted"):
         fit(papers.fedavg(), evaluation=evaluation)
 
 

@@ -17,7 +17,7 @@ def test_unseen_cameras_far_from_those_of_training_gain():
     for seed in (3, 4, 5):
         found = []
         for method in ([], ["method=fedavg", "method.norm=absent"]):
-            usual = [*method, f"seed={seed}", "evaluation.every=40", "evaluation.metrics=[]"]
+            usual = [*method, f"seed={seed}", "evaluation.every=40", "evaluation.diagnosis=[]"]
             run = hardy.fit(hardy.read(str(TOML), [*usual, "engine.name=sequential", "engine.device=cpu"]), quiet=True)
             found.append(
                 (run.robust["camera-20@2"]["mean"], run.robust["camera-20"]["mean"], run.figures.latest["mean"])

@@ -142,7 +142,7 @@ def test_robustness_zero_and_one_are_the_pure_branches_and_between_layers_mix():
     held = {n.removeprefix("norm1."): t[0] for n, t in run.state.shared.items() if n.startswith("norm1.")}
     from hardy.core.layers import calling
 
-    z, seen = torch.randn(3, 4, 2, 2, dtype=torch.float64), {}
+    z, seen = torch.randn(3, 8, 2, 2, dtype=torch.float64), {}
     for key, how in (("clean", {}), ("adversarial", {}), ("mix", {"robustness": torch.tensor(0.3)})):
         with calling(branch="clean" if key == "mix" else key, statistics="running", key=None, **how):
             seen[key] = torch.func.functional_call(layer, held, (z,))
@@ -154,7 +154,7 @@ def test_the_mixture_is_attacked_as_a_whole():
     run = fit(dat(width=0.5), rounds=1)
     attack = pgd(epsilon=0.1, steps=3)
     deployed = ServedClients(run.engine, run.state, "test", Branches(robustness=0.4), None)
-    found = deployed.attacked(attack, deployed.standing(), torch.tensor(5))
+    found = deployed.right(deployed.attacked(attack, deployed.answers(), torch.tensor(5)))
     seen = []
 
     class Spy(type(attack)):
@@ -162,7 +162,7 @@ def test_the_mixture_is_attacked_as_a_whole():
             seen.append((forward, x))
             return super().perturb(forward, x, y, key)
 
-    deployed.attacked(Spy(epsilon=0.1, steps=3), deployed.standing(), torch.tensor(5))
+    deployed.attacked(Spy(epsilon=0.1, steps=3), deployed.answers(), torch.tensor(5))
     for forward, x in seen:
         torch.testing.assert_close(forward(x), Mixture(bases(run, 2))(x, robustness=0.4))
     table = evaluation.evaluate(run, "fgsm", robustness=0.4, width=0.5, checks=False, quiet=True)
@@ -197,10 +197,10 @@ def test_served_by_the_batch_an_attack_faces_all_rows_and_the_red_flag_goes_up()
     run = fit(papers.split_mix(width=0.5, norm=batch(inference_statistics="batch")), rounds=1)
     deployed = ServedClients(run.engine, run.state, "test", Branches(), None)
     standing = deployed.standing()
-    left = deployed.attacked(pgd(epsilon=0.0, steps=1), standing, torch.tensor(0))
+    left = deployed.right(deployed.attacked(pgd(epsilon=0.0, steps=1), deployed.answers(), torch.tensor(0)))
     assert [m.tolist() for m in left] == [m.tolist() for m in standing]
     near, client = fab(targets=2, steps=5, epsilon=0.5), run.engine.data.clients[1]
-    left = deployed.attacked(near, standing, torch.tensor(0))
+    left = deployed.right(deployed.attacked(near, deployed.answers(), torch.tensor(0)))
     x = run.engine.device_data.images("test", torch.from_numpy(client.test))
     y = run.engine.device_data.y["test"][torch.from_numpy(client.test)]
     network = deployed.network(deployed.common, deployed.own)

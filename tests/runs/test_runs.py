@@ -38,7 +38,8 @@ def test_a_run_made_longer_ends_like_a_long_one(tmp_path):
     prolong(tmp_path / "short", 4)
     hardy.resume(tmp_path / "short", **GIVEN, quiet=True)
     long, made_longer = stored(tmp_path / "long"), stored(tmp_path / "short")
-    assert {**long, "seconds": 0} == {**made_longer, "seconds": 0}
+    timed = {"seconds": 0, "files_sha256": 0, "sha256": 0}
+    assert {**long, **timed} == {**made_longer, **timed}
     assert long["robust_accuracy"]["pgd-3@0.1"] != early["robust_accuracy"]["pgd-3@0.1"]  # else this could not fail
     drawn = [json.loads((tmp_path / run / "projections.json").read_text()) for run in ("long", "short")]
     assert drawn[0] == drawn[1] and drawn[0]["round"] == 4
@@ -83,7 +84,9 @@ LONG = """
 import sys, time
 sys.path.insert(0, {tests!r})
 from conftest import fit
-from hardy import cli, papers
+from dataclasses import replace
+from hardy import papers
+from hardy.cli import main, run_command
 from hardy.engines.sequential import Sequential
 train = Sequential.train
 
@@ -94,15 +97,18 @@ def slowly(self, work):
         yield updates
 
 Sequential.train = slowly
-cli._run = lambda options: fit(papers.fedbn(), rounds=4, checkpoint=CheckpointChoice(every=100), out=options.out)
 from hardy.config import CheckpointChoice
-sys.exit(cli.main(["run", "demo", "--out", {folder!r}]))
+call = lambda options: fit(papers.{method}(), rounds=4, checkpoint=CheckpointChoice(every=100), out=options.out)
+run_command.COMMAND = replace(run_command.COMMAND, call=call)
+sys.exit(main(["run", "demo", "--out", {folder!r}]))
 """
 
 
-def interrupt(folder, times: int) -> tuple[int, str]:
-    """Starts a run of four rounds and sends Ctrl-C in the middle of the second; returns its exit code and stderr."""
-    code = LONG.format(tests=str(__import__("conftest").__file__).rpartition("/")[0], folder=str(folder))
+def interrupt(folder, *signals: int, method: str = "fedbn") -> tuple[int, str]:
+    """Starts a run of four rounds and sends signals in the middle of the second; returns its exit code and stderr."""
+    tests = str(__import__("conftest").__file__).rpartition("/")[0]
+    code = LONG.format(tests=tests, folder=str(folder), method=method)
+    code = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n{code}"  # a shell's & ignores it
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -110,24 +116,35 @@ def interrupt(folder, times: int) -> tuple[int, str]:
         for line in process.stdout:
             if line.strip() == "1":  # the first client of the second round has trained, the others have not
                 break
-        for _ in range(times):
-            process.send_signal(signal.SIGINT)
+        for number in signals:
+            process.send_signal(number)
             time.sleep(0.2)
         _, said = process.communicate(timeout=60)
     return process.returncode, said
 
 
-def test_ctrl_c_saves_the_round_it_comes_in(tmp_path):
-    assert interrupt(tmp_path / "run", 1)[0] == 130
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_save_the_round_they_come_in(tmp_path, number, code):
+    ended, said = interrupt(tmp_path / "run", number)
+    assert ended == code and f"stopped after round 2. `hardy resume {tmp_path / 'run'}` goes on after round 2." in said
     assert [path.name for path in (tmp_path / "run" / "checkpoint").iterdir()] == ["round-000002"]
     again = hardy.resume(tmp_path / "run", **GIVEN, quiet=True)
     whole = fit(papers.fedbn(), rounds=4)
     assert all(tensor.equal(everything(again)[name]) for name, tensor in everything(whole).items())
 
 
-def test_a_second_ctrl_c_stops_at_once(tmp_path):
-    code, said = interrupt(tmp_path / "run", 2)
-    assert code == 130 and "Ctrl-C again stops at once" in said and "hardy resume" in said
+def test_a_second_ctrl_c_stops_at_once_and_keeps_the_last_whole_round(tmp_path):
+    code, said = interrupt(tmp_path / "run", signal.SIGINT, signal.SIGINT, method="fedavg")
+    assert code == 130 and "Ctrl-C again stops at once" in said
+    assert f"stopped at once. `hardy resume {tmp_path / 'run'}` goes on after round 1." in said
+    again = hardy.resume(tmp_path / "run", **{**GIVEN, "method": with_momentum(papers.fedavg())}, quiet=True)
+    whole = fit(papers.fedavg(), rounds=4)
+    assert all(tensor.equal(everything(again)[name]) for name, tensor in everything(whole).items())
+
+
+def test_private_tensors_that_a_broken_round_overwrote_are_not_saved(tmp_path):
+    code, said = interrupt(tmp_path / "run", signal.SIGINT, signal.SIGTERM)
+    assert code == 130 and "goes on from the start." in said
     assert not (tmp_path / "run" / "checkpoint").exists()
 
 

@@ -27,8 +27,11 @@ class Affine(Attack):
     radius bounds the d x d matrix that a form stands for, so the small forms are special cases of the full one.
     """
 
+    images_only = True
     rotation_radius: float = 0.4
+    """bound on ‖Λ − I‖_F"""
     shift_radius: float = 1.0
+    """bound on ‖δ‖₂"""
     steps: int = 100
     step: float = 0.1
     """length of a step, as a share of the radius"""
@@ -36,9 +39,11 @@ class Affine(Attack):
     """steps of 0.05 times the gradient of the mean cross-entropy, as the authors take them: that of an image that is
     lost already has no bound, so the shift is spent on those"""
     form: Literal["full", "channel", "diagonal"] = "full"
+    """Λ: a d x d matrix, a C x C mix of channels, or a diagonal"""
     centre: float = 0.0
     """the grey that Λ leaves where it is; 0.5 for images thought of as in [-1, 1]"""
     clip: bool = False
+    """keep the shifted images in [0, 1]"""
     common: bool = False
     """in an evaluation: one shift for the images of all clients together, who must have the same network; it can fit
     itself to them less than one of each client's to that client's few"""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hardy.attacks.balls import Ball, length, project, random_start, steepest
-from hardy.attacks.base import Attack, Forward, margin
+from hardy.attacks.base import Attack, Forward, for_each, margin
 from hardy.attacks.square import square
 from hardy.core import random
 from hardy.errors import HardyError
@@ -41,11 +41,15 @@ def _likeliest_wrong(logits: Tensor, y: Tensor, count: int) -> Tensor:
 
 
 def dlr(logits: Tensor, y: Tensor, target: Tensor | None = None) -> Tensor:
-    """The difference of logits ratio of each image, which scaling the logits cannot hide; above 0 the net errs."""
-    first, _, third, *rest = logits.sort(descending=True).values.unbind(1)
+    """The difference of logits ratio of each image, which scaling the logits cannot hide; above 0 the net errs. It
+    needs three classes, and four with a target (with three, it would be flat where the target is last): of fewer it is
+    the plain difference of the logits."""
+    first, _, *others = logits.sort(descending=True).values.unbind(1)
     if target is None:
-        return margin(logits, y) / (first - third + 1e-12)
-    return (_of(logits, target) - _of(logits, y)) / (first - (third + rest[0]) / 2 + 1e-12)
+        lead = margin(logits, y)
+        return lead / (first - others[0] + 1e-12) if others else lead
+    lead = _of(logits, target) - _of(logits, y)
+    return lead / (first - (others[0] + others[1]) / 2 + 1e-12) if len(others) > 1 else lead
 
 
 def checkpoints(steps: int) -> list[int]:
@@ -106,7 +110,6 @@ class APGD(Attack):
     def perturb(self, forward: Forward, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
         """Of all points visited, a misclassified one if there is any, and of those that with the greatest loss."""
         logits = forward(x)
-        self._require_classes(logits.shape[1])
         best = _Point(x, x, torch.full_like(logits[:, 0], -torch.inf), logits.argmax(1) != y)
 
         def climb(key: Tensor, target: Tensor | None = None) -> _Point:
@@ -120,17 +123,9 @@ class APGD(Attack):
             return climb(random.fold(key, 0)).x
         targets = _likeliest_wrong(logits, y, self.targeted)
         keys = random.fold(key, torch.arange(len(targets), device=x.device))
-        for found in map(_Point, *torch.vmap(climb)(keys, targets)):
+        for found in map(_Point, *for_each(climb, forward, x, keys, targets)):
             best = found.where(found.beats(best), best)
         return best.x
-
-    def _require_classes(self, given: int) -> None:
-        needed = (4 if self.targeted else 3) if self.loss == "dlr" else 2
-        if given < needed:
-            raise HardyError(
-                f"apgd with loss={self.loss!r}, targeted={self.targeted} needs {needed} classes or more and the model "
-                f"has {given}. Use apgd with loss='cross_entropy', then fab and square, in place of auto_attack."
-            )
 
     def _look(self, forward: Forward, y: Tensor, target: Tensor | None, x: Tensor) -> _Point:
         def total(x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -156,7 +151,7 @@ class APGD(Attack):
         marks = checkpoints(self.steps)
         for step in range(1, self.steps + 1):
             share = _MOMENTUM if step > 1 else 1.0
-            stepped = inside(at.x + size.view(-1, 1, 1, 1) * steepest(at.gradient, self.ball))
+            stepped = inside(at.x + size.view(-1, *[1] * (x.dim() - 1)) * steepest(at.gradient, self.ball))
             new = look(inside(at.x + share * (stepped - at.x) + (1 - share) * (at.x - last)))
             rises = rises + (new.loss > at.loss)
             last, at = at.x, new
@@ -201,6 +196,8 @@ def to_plane(x: Tensor, normal: Tensor, offset: Tensor, ball: Ball) -> Tensor:
 class FAB(Attack):
     """Targeted Fast Adaptive Boundary: looks for the nearest misclassified point, which counts if it is in the ball."""
 
+    needs_box = True
+
     epsilon: float = 8 / 255
     ball: Ball = "linf"
     steps: int = 100
@@ -238,7 +235,7 @@ class FAB(Attack):
                 at = _where(wrong, (1 - self.beta) * x + self.beta * at, at)
             return found, distance
 
-        found, distances = torch.vmap(nearest)(_likeliest_wrong(logits, y, self.targets))
+        found, distances = for_each(nearest, forward, x, _likeliest_wrong(logits, y, self.targets))
         distance, first = distances.min(0)
         return _where(distance <= self.epsilon, found[first, torch.arange(len(x), device=x.device)], x)
 
@@ -274,7 +271,7 @@ class AutoAttack(Attack):
     """of each gradient attack, a target"""
     targets: int = 9
     queries: int = 5000
-    """of Square"""
+    """queries of the Square attack"""
 
     @property
     def points(self) -> int:

@@ -1,4 +1,7 @@
-"""Balls in pixel space: projection, random start, steepest ascent. Images are [N, C, H, W] in [0, 1]."""
+"""Balls around inputs: projection, random start, steepest ascent.
+
+Images are [N, C, H, W] in [0, 1]; feature vectors are [N, F], in a box only where their range is known.
+"""
 
 from typing import Literal
 
@@ -6,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hardy.core import random
+from hardy.core.box import clip_to_box
 
 Ball = Literal["linf", "l2"]
 
@@ -24,7 +28,7 @@ def project(adversarial: Tensor, x: Tensor, epsilon: float, ball: Ball) -> Tenso
         delta = delta.clamp(-epsilon, epsilon)
     else:
         delta = delta * torch.clamp(epsilon / length(delta, ball).clamp_min(1e-12), max=1.0)
-    return (x + delta).clamp(0.0, 1.0)
+    return clip_to_box(x + delta)
 
 
 def random_start(key: Tensor, x: Tensor, epsilon: float, ball: Ball) -> Tensor:

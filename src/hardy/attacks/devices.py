@@ -17,6 +17,7 @@ from hardy.errors import HardyError
 
 @dataclass(frozen=True, kw_only=True)
 class _Unseen(Shift, Attack):
+    images_only, needs_gradient = True, False
     devices: int = 1
 
     def __post_init__(self) -> None:

@@ -133,6 +133,7 @@ class MIM(PGD):
     steps: int = 20
     start: Start = "none"
     decay: float = 1.0
+    """how much of the gradients before is kept"""
 
     def turn(self, gradient: Tensor, before: Tensor) -> Tensor:
         size = gradient.flatten(1).abs().sum(1).clamp_min(1e-12)
@@ -146,6 +147,7 @@ class CW(_Ascent):
 
     steps: int = 30
     confidence: float = 50.0
+    """margin beyond which an image counts no more"""
 
     def gain(self, forward: Forward, x: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
         return lambda logits: margin(logits, y).clamp_max(self.confidence)

@@ -27,11 +27,15 @@ class LocalSearch(Attack):
     paper's unbounded attack and a smaller one an L-infinity ball. It makes steps * (candidates + 1) queries.
     """
 
+    images_only, needs_gradient = True, False
     epsilon: float = 1.0
     steps: int = 7
     candidates: int = 128
+    """pixels tried in a step"""
     pixels: int = 5
+    """pixels changed in a step"""
     neighbourhood: int = 5
+    """how many rows and columns away the next candidates may be"""
 
     @torch.no_grad()
     def perturb(self, forward: Forward, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
@@ -69,10 +73,13 @@ class Square(Attack):
     rescaled to `queries`. Each image has squares of its own.
     """
 
+    images_only, needs_gradient = True, False
     epsilon: float = 8 / 255
     ball: Ball = "linf"
     queries: int = 5000
+    """images shown to the network, at most"""
     share: float = 0.8
+    """p, the share of the image that the first squares cover"""
 
     @torch.no_grad()
     def perturb(self, forward: Forward, x: Tensor, y: Tensor, key: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 NAME[-N][@OPTION,...]: N is the number of steps (of queries for `square`); an option is a radius, a ball, or key=value
 with any argument of the attack (`eps` is short for `epsilon`). Radii are in pixels of [0, 1], 8/255 unless given; an L2
 radius must be given. An attack with a step takes epsilon / 4 (2/255 at 8/255) unless told, whatever N is; with fewer
-than four steps, epsilon / N, so that the edge of the ball stays in reach.
+than four steps, epsilon / N, so that the edge of the ball stays in reach. NAME may be an attack of your own, such as
+my_attacks.py:Noise.
 """
 
 import re
@@ -19,6 +20,8 @@ from hardy.attacks.devices import unseen_camera, unseen_gaussian_affine
 from hardy.attacks.gradient import cw, fgsm, mim, pgd
 from hardy.attacks.square import local_search, square
 from hardy.errors import HardyError, unknown
+from hardy.registry import PARTS, find
+from hardy.user_code import named_by_user, reference, short
 
 PRESETS = {
     "fgsm": "one step of 8/255",
@@ -79,10 +82,14 @@ _FAMILIES = {
 
 def parse_threat(text: str) -> Threat:
     """The threat a text names."""
-    text = re.sub(r"\s", "", text).lower()
-    name, _, written = text.partition("@")
+    if own := reference(text):  # a path and a class keep their spaces and capitals
+        name, _, written = (short(own) + text[len(own) :]).partition("@")
+        text = f"{name}@{written}" if written else name
+    else:
+        text = re.sub(r"\s", "", text).lower()
+        name, _, written = text.partition("@")
     matched = re.fullmatch(r"(.+?)(?:-([1-9][0-9]{0,5}))?", name)
-    family = _FAMILIES.get(matched[1]) if matched else None
+    family = _family(own or matched[1]) if matched else None
     if matched is None or family is None or (matched[2] and not family.count):
         raise unknown("threat", name, {preset.partition("@")[0] for preset in PRESETS})
     attack = family.attack
@@ -109,12 +116,30 @@ def parse_threat(text: str) -> Threat:
     return Threat(name=text, attack=attack(**given))
 
 
+def _family(name: str) -> _Family | None:
+    """What a name stands for: a preset's, or an attack of the registry or from outside, whose N are steps."""
+    if name in _FAMILIES:
+        return _FAMILIES[name]
+    if name not in PARTS["attack"] and not reference(name):
+        return None
+    attack = find("attack", name)
+    if not (isinstance(attack, type) and issubclass(attack, Attack)):
+        raise HardyError(f"threat {short(name)} is no attack; it must be a dataclass derived from {Attack.__module__}.")
+    known = {field.name for field in fields(attack)}
+    return _Family(
+        attack=attack,
+        count="steps" if "steps" in known else "",
+        radii=("epsilon",) if "epsilon" in known else (),
+    )
+
+
 def parse_threats(text: str) -> tuple[Threat, ...]:
-    """The threats of a list such as pgd-20@l2,eps=0.5,autoattack: numbers, balls and key=value belong to the last."""
-    text = re.sub(r"\s", "", text).lower()
+    """The threats of a list that a user wrote, such as pgd-20@l2,eps=0.5,autoattack: numbers, balls and key=value
+    belong to the last."""
     option = rf"[-+.0-9]|({'|'.join(get_args(Ball))})(,|$)|[^,@]*="
-    cuts = [comma.start() for comma in re.finditer(rf",(?!{option})", text)]
-    return tuple(parse_threat(text[first + 1 : last]) for first, last in pairwise([-1, *cuts, len(text)]))
+    cuts = [comma.start() for comma in re.finditer(rf",(?!\s*(?:{option}))", text)]
+    pieces = [text[first + 1 : last].strip() for first, last in pairwise([-1, *cuts, len(text)])]
+    return tuple(map(parse_threat, named_by_user(pieces)))
 
 
 def _value(text: str, hint: object, what: str) -> object:

@@ -1,11 +1,11 @@
 """The gate before every aggregator: a reply that cannot be right is refused with its reason, and the round goes on.
 
-`unpack` stacks answers that came over a network, whatever is in them; `Admission.judge` looks at the values of stacked
+`unpack` stacks answers that came over a network, whatever is in them; a `Gate` looks at the values of a round's stacked
 updates, wherever they came from.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any, NamedTuple
@@ -15,16 +15,28 @@ import torch
 from torch import Tensor
 
 from hardy.core import tensors
+from hardy.core.lengths import GROUPS, lengths, median_lengths, remembered_lengths, too_long, usual_lengths
 from hardy.core.messages import Answer, Slot, Updates, Work
 from hardy.core.partition import Role
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
+
+_ENOUGH = 32
+"""replies of a first round that wait for each other, so that it is known how long they usually are"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
     """`[admission]`: what a reply must satisfy."""
 
+    largest_ratio: float = 100.0
+    """refuse a reply whose weights changed so many times as far as is usual, or whose statistics are so many times as
+    long; usual is the running median over replies"""
+    largest_share: float | None = None
+    """the most that one client may count, as a share of all clients' training rows; what it holds beyond that has no
+    weight. Absent: no limit on this machine; over a network half, or 2/3 of three clients', and no limit for two"""
+    most_rows: int = 10_000_000
+    """refuse a client that says it holds more training, validation or test rows than this; over a network only"""
     largest_update: float = float("inf")
     """refuse a reply whose shared tensors moved further than this (L2)"""
     smallest_loss: float = -0.001
@@ -33,6 +45,12 @@ class Admission:
     """refuse a reply that reports a larger loss"""
 
     def __post_init__(self) -> None:
+        if not self.largest_ratio > 1:
+            raise HardyError(f"admission.largest_ratio is {self.largest_ratio}; it must be above 1, or inf.")
+        if self.largest_share is not None and not 0 < self.largest_share <= 1:
+            raise HardyError(f"admission.largest_share is {self.largest_share}; it must be in (0, 1].")
+        if self.most_rows < 1:
+            raise HardyError(f"admission.most_rows is {self.most_rows}; it must be 1 or more.")
         if not self.largest_update > 0:
             raise HardyError(f"admission.largest_update is {self.largest_update}; it must be above 0.")
         if not self.smallest_loss < self.largest_loss:
@@ -40,7 +58,34 @@ class Admission:
                 f"admission.smallest_loss is {self.smallest_loss}; it must be below largest_loss, {self.largest_loss}."
             )
 
-    def judge(self, updates: Updates, work: Work, roles: Mapping[str, Role] | None = None) -> "Verdict":
+    def for_network(self, clients: int) -> "Admission":
+        """The same for clients whose rows nobody but they have counted."""
+        return self if self.largest_share is not None else replace(self, largest_share=min(1.0, max(0.5, 2 / clients)))
+
+    def largest_weight(self, examples: Sequence[int]) -> float:
+        """The weight above which a client would have more than `largest_share` of all; ∞ if nobody has."""
+        share, counts, left = self.largest_share or 1.0, sorted(examples, reverse=True), sum(examples)
+        if share * len(counts) < 1:
+            raise HardyError(
+                f"admission.largest_share is {share}, but there are {len(counts)} clients, so that one has "
+                f"{1 / len(counts):.3g} or more. Set it to that or more."
+            )
+        if counts[0] <= share * left:
+            return float("inf")
+        for cut in range(1, len(counts)):  # the largest `cut` clients weigh the same
+            left -= counts[cut - 1]
+            weight = share * left / (1 - share * cut)
+            if weight >= counts[cut]:
+                return weight
+        return float(counts[-1])
+
+    def judge(
+        self,
+        updates: Updates,
+        work: Work,
+        roles: Mapping[str, Role] | None = None,
+        usual: Mapping[str, float] | None = None,
+    ) -> "Verdict":
         """Looks at every reply. The host waits for the device only when the verdict is read."""
         loss = updates.loss
         # the length is finite if every number is, and its square too, as sums and distances in a rule must be
@@ -51,11 +96,16 @@ class Admission:
         if self.largest_update < float("inf"):
             sent = tensors.flatten(tensors.gather(work.shared, updates.bases), loss)
             figures["moved"] = torch.linalg.vector_norm(updates.matrix - sent, dim=1)
-        roles, held = roles or {}, {**updates.shared, **updates.reported}
+        roles, usual, held = roles or {}, usual or {}, {**updates.shared, **updates.reported}
+        if self.largest_ratio < float("inf"):
+            figures |= lengths(updates, work, roles)
         if variances := {n: t for n, t in held.items() if roles.get(n) is Role.NORM_VAR}:
             figures["variance"] = tensors.flatten(variances, loss).amin(1)
         examples = [work.examples[slot.client] if work.examples else float("inf") for slot in updates.slots]
-        return Verdict(self, updates, examples, list(figures), torch.stack([f.to(loss) for f in figures.values()]))
+        if work.largest_weight < float("inf"):
+            updates = replace(updates, weights=updates.weights.clamp(max=work.largest_weight))
+        found = torch.stack([f.to(loss) for f in figures.values()])
+        return Verdict(self, updates, examples, usual, work, list(figures), found)
 
     def refusal(
         self,
@@ -66,6 +116,7 @@ class Admission:
         length: float,
         moved: float = 0.0,
         variance: float = 0.0,
+        unusual: str | None = None,
     ) -> str | None:
         """Why a reply of these figures is refused, from a client that registered with so many examples."""
         if not isfinite(length):
@@ -76,16 +127,16 @@ class Admission:
             return f"moved {moved:g}, limit {self.largest_update:g}"
         if not 0 < weight <= registered:
             return f"claims {weight:g} examples, must be above 0 and up to the {registered} registered"
-        return None if variance >= 0 else f"variance {variance:g}, must be 0 or more"
+        return unusual if variance >= 0 else f"variance {variance:g}, must be 0 or more"
 
 
 class Admitted(NamedTuple):
-    """The updates that may be aggregated, their losses and weights as numbers, and why the others were refused."""
+    """The updates that may be aggregated, their figures, and why the others were refused."""
 
     updates: Updates
-    loss: list[float]
-    weights: list[float]
+    figures: list[dict[str, float]]
     refused: dict[int, str]
+    refused_figures: list[dict[str, float]]
 
 
 class Verdict(NamedTuple):
@@ -95,6 +146,8 @@ class Verdict(NamedTuple):
     updates: Updates
     examples: list[float]
     """[S], as registered"""
+    usual: Mapping[str, float]
+    work: Work
     names: list[str]
     figures: Tensor
     """[names, S]"""
@@ -102,13 +155,76 @@ class Verdict(NamedTuple):
     def read(self) -> Admitted:
         replies = zip(*self.figures.tolist(), strict=True)  # the one time in a round that the host waits for the device
         found = [dict(zip(self.names, reply, strict=True)) for reply in replies]
-        reasons = [self.admission.refusal(n, **reply) for n, reply in zip(self.examples, found, strict=True)]
+        reasons = [self._refusal(n, reply) for n, reply in zip(self.examples, found, strict=True)]
         refused = {s.client: f"refused: {why}" for s, why in zip(self.updates.slots, reasons, strict=True) if why}
-        taken = [reply for reply, why in zip(found, reasons, strict=True) if not why]
         updates = self.updates
         if refused:
             updates = updates.where(tensors.send(torch.tensor([not why for why in reasons]), updates.loss.device))
-        return Admitted(updates, [reply["loss"] for reply in taken], [reply["weight"] for reply in taken], refused)
+        taken, others = (
+            [reply for reply, why in zip(found, reasons, strict=True) if bool(why) is bad] for bad in (False, True)
+        )
+        return Admitted(updates, taken, refused, others)
+
+    def _refusal(self, registered: float, reply: dict[str, float]) -> str | None:
+        known = {name: reply[name] for name in ("loss", "weight", "length", "moved", "variance") if name in reply}
+        unusual = too_long(reply, self.usual, self.admission.largest_ratio, self.work.rate)
+        why = self.admission.refusal(registered, **known, unusual=unusual)
+        reply["weight"] = min(reply["weight"], self.work.largest_weight)
+        return why
+
+
+class Gate:
+    """The gate of one round. It knows how long replies usually are, and learns it from those it admits."""
+
+    def __init__(self, admission: Admission, work: Work, roles: Mapping[str, Role], history: Tensors) -> None:
+        self.admission, self.work, self.roles, self.history = admission, work, roles, history
+        self.usual = usual_lengths(history)
+        self.taken: list[dict[str, float]] = []
+        self.refused: list[dict[str, float]] = []
+
+    def hold(self, arriving: Iterable[Updates]) -> Iterator[Updates]:
+        """As they come. Where nothing is known of how long replies usually are, the first ones wait for each other and
+        are measured by their own median."""
+        held: list[Updates] | None = [] if not self.usual and self.admission.largest_ratio < float("inf") else None
+        for updates in arriving:
+            if held is None:
+                yield updates
+                continue
+            held.append(updates)
+            if sum(len(some.slots) for some in held) >= _ENOUGH:
+                self.usual = self.usual_of(held)
+                yield from held
+                held = None
+        if held:
+            self.usual = self.usual_of(held)
+            yield from held
+
+    def usual_of(self, updates: Sequence[Updates]) -> dict[str, float]:
+        """The usual lengths, or, where nothing is known yet, those of some replies."""
+        if self.usual or self.admission.largest_ratio == float("inf"):
+            return self.usual
+        found: dict[str, list[float]] = {}
+        for some in updates:
+            for group, each in lengths(some, self.work, self.roles).items():
+                found.setdefault(group, []).extend(each.tolist())
+        found.pop("near", None)
+        return median_lengths(found)
+
+    def judge(self, updates: Updates) -> Verdict:
+        return self.admission.judge(updates, self.work, self.roles, self.usual)
+
+    def read(self, verdict: Verdict) -> Admitted:
+        admitted = verdict.read()
+        self.taken += admitted.figures
+        self.refused += admitted.refused_figures
+        return admitted
+
+    def remember(self) -> Tensors:
+        """The history after the round. Refused replies count only where there is no other, so that no limit can hold
+        for good what all clients do."""
+        replies = self.taken or self.refused
+        found = {group: [reply[group] for reply in replies if group in reply] for group in set(GROUPS.values())}
+        return remembered_lengths(self.history, median_lengths(found))
 
 
 class Refusal(Exception):
@@ -129,7 +245,7 @@ def unpack(
     refused = {}
     for answer in answers:
         try:
-            if answer.slot not in work.slots:
+            if answer.slot not in work.asked:
                 raise Refusal("was not asked")
             if answer.slot in answered or answer.slot in taken:
                 raise Refusal("has answered already")
@@ -197,4 +313,4 @@ def _brief(value: object) -> str:
     return text if len(text) <= 60 else text[:60] + "..."
 
 
-__all__ = ["Admission", "Admitted", "Verdict", "unpack"]
+__all__ = ["Admission", "Admitted", "Gate", "Verdict", "unpack"]

@@ -9,6 +9,7 @@ import torch
 from hardy.core.federation import Federation
 from hardy.core.messages import Answer, Slot, Updates, Work
 from hardy.core.method import Plan
+from hardy.core.metric import Metric
 from hardy.core.state import ServerState
 from hardy.core.tensors import Tensors
 from hardy.core.training import Training
@@ -33,14 +34,17 @@ class Trains(Protocol):
 
 
 class Question(NamedTuple):
-    """Which share of their own rows do clients classify rightly?"""
+    """How good are clients on their own rows?"""
 
     part: DataPart
     threat: str = ""
     """the attack they are under, such as "pgd-20"; empty: none"""
+    metric: Metric | None = None
+    """None: the share that is classified rightly"""
 
     def __str__(self) -> str:
-        return f"{self.part}/{self.threat}" if self.threat else self.part
+        words = (self.part, self.threat, self.metric.name if self.metric else "")
+        return "/".join(filter(None, words))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +61,7 @@ class Measures(Protocol):
     """What a run asks of whoever measures its clients' networks."""
 
     def measure(self, state: ServerState, asked: Sequence[Question], branches: Branches) -> list[list[float | None]]:
-        """A figure of each client for each question; None: it has no such rows, or did not answer."""
+        """A figure of each client for each question; None: it has no such rows, none is defined, or no answer came."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Who takes part: the clients, and the images they hold."""
+"""Who takes part: the clients, and the images or feature vectors they hold."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from hardy.errors import HardyError
 
-Pixels = NDArray[np.uint8]
+Pixels = NDArray[np.uint8] | NDArray[np.float32]
+"""bytes, which reach a network divided by 255, or numbers that reach it as they are"""
 Labels = NDArray[np.int64]
 Rows = NDArray[np.int64]
 """numbers of images"""
@@ -15,7 +16,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Client:
-    """One client: its profile and its rows of the federation's training and test images."""
+    """One client: its profile and its rows of the federation's training and test inputs."""
 
     domain: str
     train: Rows
@@ -29,7 +30,10 @@ class Client:
 
 @dataclass(frozen=True, kw_only=True)
 class Federation:
-    """The images of all domains in one array, [image, channel, height, width], and the clients who hold them."""
+    """The inputs of all domains in one array, and the clients who hold them.
+
+    Images are [image, channel, height, width], bytes or float32 in [0, 1]; feature vectors are float32 [row, feature].
+    """
 
     name: str
     classes: tuple[str, ...]
@@ -38,13 +42,16 @@ class Federation:
     x_test: Pixels
     y_test: Labels
     clients: tuple[Client, ...]
+    bounded: bool = True
+    """whether inputs are in [0, 1], where attacks must stay"""
 
     def __post_init__(self) -> None:
         for x, y, name in ((self.x_train, self.y_train, "training"), (self.x_test, self.y_test, "test")):
-            if x.dtype != np.uint8 or x.ndim != 4 or len(x) != len(y):
+            if x.dtype not in (np.uint8, np.float32) or x.ndim not in (2, 4) or len(x) != len(y):
                 raise HardyError(
-                    f"{name} images are {x.dtype} {x.shape} with {len(y)} labels; they must be uint8 "
-                    "[image, channel, height, width] with a label each. hardy.arrays makes them from other arrays."
+                    f"{name} inputs are {x.dtype} {x.shape} with {len(y)} labels; they must be uint8 or float32, "
+                    "[image, channel, height, width] or [row, feature], with a label each. hardy.arrays makes "
+                    "them from other arrays."
                 )
             if len(y) and not 0 <= y.min() <= y.max() < len(self.classes):
                 raise HardyError(
@@ -58,11 +65,18 @@ class Federation:
             if not len(client.train):
                 raise HardyError(f"client {number} holds no training row; it needs 1.")
 
+    def __repr__(self) -> str:
+        domains = len({client.domain for client in self.clients})
+        kind = "images" if len(self.shape) == 3 else "feature vectors"
+        return (
+            f"Federation {self.name!r}: {len(self.clients)} clients in {domains} domains, {len(self.x_train):,} "
+            f"training and {len(self.x_test):,} test {kind} {self.shape}, {len(self.classes)} classes"
+        )
+
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """(channel, height, width)"""
-        channel, height, width = self.x_train.shape[1:]
-        return channel, height, width
+    def shape(self) -> tuple[int, ...]:
+        """(channel, height, width), or (features,)"""
+        return self.x_train.shape[1:]
 
 
 def affordable(capacity: float, unit: float) -> int:

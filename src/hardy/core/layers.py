@@ -284,16 +284,16 @@ class Dropout(nn.Module):
 
 
 class InputScale(nn.Module):
-    """(x - mean) / std inside the model, so that attacks always see pixels in [0, 1]. Its buffers are constants of
-    the model: nobody trains, sends or stores them."""
+    """(x - mean) / std inside the model, so that attacks always see pixels in [0, 1]. A channel has two more `axes`, a
+    feature none. Its buffers are constants of the model: nobody trains, sends or stores them."""
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, mean: tuple[float, ...] = (0.5,), std: tuple[float, ...] = (0.5,)) -> None:
+    def __init__(self, mean: tuple[float, ...] = (0.5,), std: tuple[float, ...] = (0.5,), *, axes: int = 2) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
-        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
+        self.register_buffer("mean", torch.tensor(mean).view(-1, *[1] * axes))
+        self.register_buffer("std", torch.tensor(std).view(-1, *[1] * axes))
 
     def forward(self, x: Tensor) -> Tensor:
         return (x - self.mean) / self.std

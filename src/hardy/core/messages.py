@@ -34,6 +34,12 @@ class Work:
     """[C, B, ...], as the server last left them"""
     examples: Sequence[int] = ()
     """[C], the training examples each client registered with; empty: no reply's count is doubted"""
+    largest_weight: float = float("inf")
+    """what a client counts at most"""
+
+    @cached_property
+    def asked(self) -> frozenset[Slot]:
+        return frozenset(self.slots)
 
 
 @dataclass(frozen=True, kw_only=True)

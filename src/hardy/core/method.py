@@ -1,15 +1,20 @@
 """A method is a bundle of five parts; bound to a model, every tensor has exactly one owner."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import nn
 
+from hardy.core.describe import count, non_defaults
 from hardy.core.federation import Client
 from hardy.core.layers import FederatedStatistics
+from hardy.core.modes import examine
 from hardy.core.partition import Placement, Role, Tag, tags
 from hardy.core.protocols import (
     Aggregator,
@@ -27,8 +32,9 @@ from hardy.core.tensors import ImageShape, Tensors, repeat, select, stack
 from hardy.errors import HardyError, unknown
 from hardy.registry import find
 
-BuildModel = Callable[[Callable[[int], nn.Module]], nn.Module]
-"""Builds a network around a norm layer: `lambda norm: digits_cnn(norm=norm)`."""
+BuildModel = Callable[..., nn.Module]
+"""Builds a network around a norm layer: `lambda norm: digits_cnn(norm=norm)`. For methods that train narrow networks it
+takes the width too: `lambda norm, width: digits_cnn(norm=norm, width=width)`."""
 
 _OBJECTIVES_KEPT = 1000
 _STATISTICS = {Role.NORM_MEAN, Role.NORM_VAR, Role.NORM_COUNT}
@@ -69,6 +75,10 @@ class Method:
     pooled: bool = False
     """train on all clients' rows together, as if they were one: the centralised reference"""
 
+    def __repr__(self) -> str:
+        named = ("norm", "objective", "optimiser", "budget", "aggregator")
+        return f"Method {self.name!r}\n" + "\n".join(f"  {n:<10} {non_defaults(getattr(self, n))}" for n in named)
+
     def replace(self, **parts: Any) -> "Method":
         """The same method with other parts: `fedbn().replace(aggregator=trimmed_mean(f=1))`."""
         known = {f.name for f in dataclasses.fields(self)}
@@ -101,8 +111,9 @@ class Method:
         """The method on a network: who owns which tensor. Two claims on one tensor are refused. `batch` is the largest
         batch of a step."""
         self._refuse_branches()
-        nets = self.budget.networks(lambda: model(self.norm.layer))
+        nets = self.budget.networks(self._of_base_width(model))
         net, tag = nets[0], tags(nets[0])
+        self._refuse_without_norms(net)
         placement = {n: self._place(t) for n, t in tag.items()}
         for name, where in placement.items():
             if tag[name].role in self.aggregator.claims and where is not Placement.SHARED:
@@ -111,6 +122,7 @@ class Method:
                     f"{name_part(self.aggregator)!r} has a rule for {tag[name].role}. Usual fix: norm batch, or leave "
                     f"{tag[name].role} out of the aggregator."
                 )
+        examine(net, shape)
         own = [{n: t.detach() for n, t in (*w.named_parameters(), *w.named_buffers()) if n in tag} for w in nets]
         start = own[0]
         trained = select(start, (n for n, t in tag.items() if t.trained))
@@ -126,7 +138,7 @@ class Method:
             tag |= {n: Tag(Role.CONTROL) for n in extra}
         return Plan(
             method=self,
-            model=net.requires_grad_(False),
+            model=deepcopy(net).requires_grad_(False),  # the user's own keeps its flags
             tags=tag,
             placement=placement,
             start=start,
@@ -134,6 +146,38 @@ class Method:
             submodels=self.budget.submodels(net, shape),
             optimiser_shapes={n: tuple(t.shape) for n, t in self.optimiser.init(trained, shared).items()},
         )
+
+    def _of_base_width(self, model: BuildModel) -> Callable[[], nn.Module]:
+        """Builds the network of a base; one that is not narrower than the ×1 network is refused."""
+        width = self.budget.base_width
+        if width is None or width == 1:
+            return lambda: model(self.norm.layer)
+        given = inspect.signature(model).parameters.values()
+        if not any(p.name == "width" or p.kind is p.VAR_KEYWORD for p in given):
+            raise HardyError(
+                f"the bases of method {self.name!r} are ×{width:g}, but the model given takes no width: each base "
+                "would be a network of full size. Write it as `def net(norm, width=1.0)` and build all layers so wide."
+            )
+        with torch.random.fork_rng(devices=[]):
+            narrow, full = (sum(p.numel() for p in model(self.norm.layer, width=w).parameters()) for w in (width, 1.0))
+        if narrow >= full:
+            raise HardyError(
+                f"the bases of method {self.name!r} are ×{width:g}, but the model ignores its width: {narrow} "
+                f"parameters at ×{width:g} and {full} at ×1. Build all layers but the last `width` times as wide."
+            )
+        return lambda: model(self.norm.layer, width=width)
+
+    def _refuse_without_norms(self, net: nn.Module) -> None:
+        """A norm that was chosen, on a network that has none of its layers, would have no effect."""
+        wanted = type(self.norm.layer(1))
+        if wanted is nn.Identity or self.norm == _usual("norm", "batch")():
+            return
+        if not any(type(module) is wanted for module in net.modules()):
+            raise HardyError(
+                f"norm {name_part(self.norm)!r} of method {self.name!r} has no effect: the network has no "
+                f"{wanted.__name__} layer. Build the network with norm(features), pass one with nn.BatchNorm2d through "
+                "hardy.models.adopt, or take a method without norms of its own, such as fedavg."
+            )
 
     def _place(self, tag: Tag) -> Placement:
         of_a_norm = tag.role in _NORM_ROLES or (tag.role is Role.COUNTER and tag.branch)
@@ -189,6 +233,11 @@ class Plan:
     """the sub-networks that clients of small capacity train"""
     optimiser_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """the optimiser's state in a round, of one slot; it starts at zero unless it is kept"""
+
+    def __repr__(self) -> str:
+        placed = {where: select(self.start, self.names(where)) for where in Placement}
+        words = "; ".join(f"{where} {count(values)}" for where, values in placed.items() if values)
+        return f"Plan of {self.method.name!r} on {type(self.model).__name__}, of a base: {words}"
 
     def names(self, where: Placement) -> list[str]:
         return [name for name, placed in self.placement.items() if placed is where]

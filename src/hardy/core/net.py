@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from hardy.core.layers import Call, UseStatistics, passing
+from hardy.core.modes import call_model
 from hardy.core.tensors import Tensors
 
 
@@ -43,7 +43,8 @@ class Net:
         images, calls = zip(*passes, strict=True)
         state = {**self._read, **self.buffers}
         with passing(*calls):
-            logits: Tensor = functional_call(self.model, state, (images[0] if len(images) == 1 else torch.cat(images),))
+            key = next((call.key for call in calls if call.key is not None), None)
+            logits = call_model(self.model, state, images[0] if len(images) == 1 else torch.cat(images), key=key)
         if any(call.statistics == "batch" for call in calls):
             self.buffers = {name: state[name] for name in self.buffers}
         logits = logits.to(images[0].dtype)

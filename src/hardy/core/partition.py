@@ -56,8 +56,8 @@ def tags(model: nn.Module) -> dict[str, Tag]:
         prefix = f"{path}." if path else ""
         role = Role.NORM_AFFINE if isinstance(module, _AFFINE) else Role.WEIGHT
         branch = path.rpartition(".")[2] if isinstance(module, Statistics) else ""
-        for name, _ in module.named_parameters(recurse=False):
-            found[prefix + name] = Tag(role, branch=branch, trained=True)
+        for name, parameter in module.named_parameters(recurse=False):
+            found[prefix + name] = Tag(role, branch=branch, trained=parameter.requires_grad)
         for name, buffer in module.named_buffers(recurse=False):
             if isinstance(module, InputScale) or name in module._non_persistent_buffers_set:
                 continue

@@ -54,14 +54,19 @@ class Part:
 
 def walk(part: object) -> Iterator[Part]:
     """A part and all parts inside it."""
-    if isinstance(part, Part):
+    return (found for found in within(part) if isinstance(found, Part))
+
+
+def within(part: object) -> Iterator[object]:
+    """A part and all parts and dataclasses inside it."""
+    if isinstance(part, Part) or (is_dataclass(part) and not isinstance(part, type)):
         yield part
     if isinstance(part, tuple):
         for one in part:
-            yield from walk(one)
+            yield from within(one)
     elif is_dataclass(part) and not isinstance(part, type):
         for field in fields(part):
-            yield from walk(getattr(part, field.name))
+            yield from within(getattr(part, field.name))
 
 
 def name_part(part: object) -> str:
@@ -440,38 +445,3 @@ def by_base(folded: Sequence[Updates]) -> Iterator[tuple[int, Updates]]:
     bases = sorted({slot.base for slot in updates.slots})
     for base in bases:
         yield base, updates if len(bases) == 1 else updates.where(updates.bases == base)
-
-
-# Metric
-
-
-@dataclass(frozen=True, kw_only=True)
-class DiagnosisContext:
-    """What a metric can ask of a federation between two rounds."""
-
-    each: Callable[[Callable[[Net, Tensors, Batch, Tensor], Any]], Any]
-    """runs a function for some clients, on each one's network, private tensors, some of its rows and a key; pure, it
-    may run under vmap. Results are stacked, one row for each client"""
-    objective: Objective
-    shared: frozenset[str]
-    """the trained tensors all clients have in common"""
-    clients: int
-    rate: float
-    """learning rate of the round before, η"""
-    steps: int
-    """local steps in a round, τ"""
-    branch: str
-    """of the statistics that predictions are made with"""
-
-
-@kind("metric")
-@dataclass(frozen=True, kw_only=True)
-class Metric(Part):
-    """A figure to follow over the rounds besides loss and accuracy; named in `evaluation.metrics`."""
-
-    rows: ClassVar[Literal["train", "validation", "test"]] = "validation"
-    """which of the clients' rows it sees; never choose anything on test rows"""
-
-    def measure(self, context: DiagnosisContext) -> dict[str, Any]:
-        """Name -> figure, for metrics.jsonl. `broken_conditions` is a list of warnings."""
-        raise NotImplementedError

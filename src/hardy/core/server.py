@@ -1,22 +1,22 @@
 """One server round, the same for every engine. It reads like the papers' server algorithm."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from math import comb, prod
-from operator import mul
 from typing import Any, NamedTuple
 
 import torch
 
 from hardy.core import random, tensors
-from hardy.core.admission import Admission, Admitted, unpack
+from hardy.core.admission import Admission, Admitted, Gate, unpack
 from hardy.core.engine import Trains
 from hardy.core.federation import Client
 from hardy.core.messages import Slot, Updates, Work
 from hardy.core.method import Plan
 from hardy.core.partition import Placement, Role
 from hardy.core.protocols import RoundContext, Setting, walk
+from hardy.core.replies import TakenReplies, Tally
 from hardy.core.state import ServerState
 from hardy.core.tensors import Tensors
 from hardy.core.training import Training
@@ -117,22 +117,22 @@ class Server:
         """Cohort, slots, training, admission, aggregation, exchange. Returns the next state and the round's figures."""
         context, asked = self.context(state.shared, state.round), self.ask(state.round)
         work, lost = self._work(state, asked, rate), dict(asked.lost)
-        tally, folded, reported = self._tally(work), None, state.reported
-        for updates in self._arriving(engine, work, lost, context, state.memory):
-            admitted = self.admission.judge(updates, work, context.roles).read()
+        gate = Gate(self.admission, work, context.roles, state.lengths)
+        tally, taken = self._tally(work), TakenReplies(self.plan, context)
+        for updates in gate.hold(self._arriving(engine, work, lost, context, state.memory, gate)):
+            admitted = gate.read(gate.judge(updates))
             lost |= admitted.refused
             tally.add(admitted)
-            if admitted.updates.slots:
-                folded = self.plan.aggregator.fold(folded, admitted.updates, context)
-                reported = _write(reported, admitted.updates)
-        after = self._next(state, context, folded, reported)
-        return after, self._figures(after, asked, lost, tally)
+            taken.add(admitted.updates)
+        return self._end(state, self._next(state, taken), asked, lost, tally, gate)
 
     def check(self) -> list[str]:
         """Refuses what could not work, before anything is trained; returns warnings."""
         population = len(self._examples)
         size, aggregator = self.cohort.size(population), self.plan.aggregator
         self.plan.method.check(self.setting)
+        if not self.plan.method.pooled:
+            self.admission.largest_weight(self._examples)  # refuses a share that nobody could keep to
         if size < aggregator.min_updates:
             raise HardyError(
                 f"aggregator {aggregator} needs {aggregator.min_updates} updates or more, but the cohort has {size} "
@@ -140,14 +140,11 @@ class Server:
             )
         hostile = self.faults.hostile_clients(self.seed, population)
         self.faults.refuse_impossible(self.seed, population, roles=self._sent_roles, method=self.plan.method.name)
-        if self.plan.method.norm.branches is not None:
-            for number, client in enumerate(self.clients):
-                if (rows := min(self.training.batch, len(client.train))) < 2:
-                    raise HardyError(
-                        f"client {number} trains on batches of {rows} ({len(client.train)} rows, training.batch "
-                        f"{self.training.batch}), but BatchNorm needs 2. Take larger batches, fewer clients, or norm "
-                        "group."
-                    )
+        if self.plan.method.norm.branches is not None and self.training.batch < 2:
+            raise HardyError(
+                f"training.batch is {self.training.batch}, but BatchNorm needs 2 rows in a batch. Take larger batches, "
+                "or norm group."
+            )
         return self._exceedable(len(hostile), size, population)
 
     def _exceedable(self, hostile: int, size: int, population: int) -> list[str]:
@@ -218,10 +215,11 @@ class Server:
             shared=state.shared,
             reported=state.reported,
             examples=self._examples,
+            largest_weight=self._largest_weight,
         )
 
     def _arriving(
-        self, engine: Trains, work: Work, lost: dict[int, str], context: RoundContext, memory: Tensors
+        self, engine: Trains, work: Work, lost: dict[int, str], context: RoundContext, memory: Tensors, gate: Gate
     ) -> Iterable[Updates]:
         """The replies that come in time. Where clients are hostile, all in one piece: a liar has seen what the others
         answer."""
@@ -231,7 +229,7 @@ class Server:
             return arriving
 
         def aggregate(updates: Updates) -> Tensors:
-            admitted = self.admission.judge(updates, work, context.roles).read().updates
+            admitted = self.admission.judge(updates, work, context.roles, gate.usual_of([updates])).read().updates
             folded = self.plan.aggregator.fold(None, admitted, context) if admitted.slots else None
             return self.plan.aggregator.finish(folded, context, memory)[0]
 
@@ -239,7 +237,7 @@ class Server:
 
     def _unpacked(self, engine: Trains, work: Work, lost: dict[int, str]) -> Iterator[Updates]:
         """Answers from outside unpacked; `lost` gets those that cannot be."""
-        answered: list[Slot] = []
+        answered: set[Slot] = set()
         for arrived in engine.train(work):
             if isinstance(arrived, dict):
                 lost |= arrived
@@ -248,18 +246,30 @@ class Server:
                 updates = arrived
             else:
                 updates, refused = unpack(arrived, work, steps=partial(self._steps, work.round), answered=answered)
-                answered += updates.slots
+                answered |= set(updates.slots)
                 lost |= refused
             updates = on_time(updates, lost)
             if updates.slots:
                 yield updates
 
-    def _next(self, state: ServerState, context: RoundContext, folded: Any, reported: Tensors) -> ServerState:
-        shared, memory = self.plan.aggregator.finish(folded, context, state.memory)
-        reported = self.plan.method.norm.exchange(reported, self.plan.tags, self.clients)
+    def _next(self, state: ServerState, taken: TakenReplies) -> ServerState:
+        shared, memory = self.plan.aggregator.finish(taken.folded, taken.context, state.memory)
+        reported = self.plan.method.norm.exchange(taken.write(state.reported), self.plan.tags, self.clients)
         return ServerState(round=state.round + 1, shared=shared, reported=reported, memory=memory)
 
-    def _figures(self, after: ServerState, asked: Asked, lost: dict[int, str], tally: "_Tally") -> dict[str, Any]:
+    def _end(
+        self, state: ServerState, after: ServerState, asked: Asked, lost: dict[int, str], tally: Tally, gate: Gate
+    ) -> tuple[ServerState, dict[str, Any]]:
+        """The next state and the round's figures. A state that is not finite is never the next one: the round is then
+        as if nobody had answered."""
+        lengths = gate.remember()
+        if tally.weight and not _is_finite(after):
+            lost |= tally.refuse_all()
+            after, lengths = replace(state, round=after.round), state.lengths
+        after = replace(after, lengths=lengths)
+        return after, self._figures(after, asked, lost, tally)
+
+    def _figures(self, after: ServerState, asked: Asked, lost: dict[int, str], tally: Tally) -> dict[str, Any]:
         return {
             "cohort": len(asked.cohort),
             "lost": {str(c): why for c, why in sorted(lost.items())},
@@ -268,8 +278,8 @@ class Server:
             **(self.plan.aggregator.figures(after.memory) if tally.weight else {}),
         }
 
-    def _tally(self, work: Work) -> "_Tally":
-        return _Tally(self._traffic(work), self.plan.shared_trained if self.drift else ())
+    def _tally(self, work: Work) -> Tally:
+        return Tally(self._traffic(work), self.plan.shared_trained if self.drift else ())
 
     def _traffic(self, work: Work) -> Callable[[Slot], int]:
         """Slot -> bytes of the tensors it is sent, and sends back."""
@@ -294,6 +304,11 @@ class Server:
         return [sum(held)] if self.plan.method.pooled else held
 
     @cached_property
+    def _largest_weight(self) -> float:
+        """What a client counts at most; the one client of a pooled method counts alone."""
+        return float("inf") if self.plan.method.pooled else self.admission.largest_weight(self._examples)
+
+    @cached_property
     def _sent_roles(self) -> dict[str, Role]:
         """The roles of the tensors that clients send."""
         sent = {*self.plan.names(Placement.SHARED), *self.plan.names(Placement.REPORTED)}
@@ -312,37 +327,28 @@ class PipelinedServer(Server):
     def round(self, state: ServerState, engine: Trains, rate: float) -> tuple[ServerState, dict[str, Any]]:
         context, asked = self.context(state.shared, state.round), self.ask(state.round)
         work, lost = self._work(state, asked, rate), dict(asked.lost)
-        tally, taken, verdict = self._tally(work), _Taken(None, state.reported), None
-        for updates in self._arriving(engine, work, lost, context, state.memory):
+        gate = Gate(self.admission, work, context.roles, state.lengths)
+        tally, taken, verdict = self._tally(work), TakenReplies(self.plan, context), None
+        for updates in gate.hold(self._arriving(engine, work, lost, context, state.memory, gate)):
             if verdict:
-                admitted = verdict.read()
-                taken = taken.add(self._counted(admitted, lost, tally), self.plan, context)
-            verdict = self.admission.judge(updates, work, context.roles)
-        hoped = taken.add(verdict and verdict.updates, self.plan, context)
-        after = self._next(state, context, *hoped)
+                taken.add(self._counted(gate.read(verdict), lost, tally))
+            verdict = gate.judge(updates)
+        hoped = taken.copy()
+        if verdict:
+            hoped.add(verdict.updates)
+        after = self._next(state, hoped)
         engine.expect(state.round + 1, self.ask(state.round + 1).slots)
         if verdict:
-            updates = self._counted(verdict.read(), lost, tally)
+            updates = self._counted(gate.read(verdict), lost, tally)
             if updates is not verdict.updates:
-                after = self._next(state, context, *taken.add(updates, self.plan, context))
-        return after, self._figures(after, asked, lost, tally)
+                taken.add(updates)
+                after = self._next(state, taken)
+        return self._end(state, after, asked, lost, tally, gate)
 
-    def _counted(self, admitted: Admitted, lost: dict[int, str], tally: "_Tally") -> Updates:
+    def _counted(self, admitted: Admitted, lost: dict[int, str], tally: Tally) -> Updates:
         lost |= admitted.refused
         tally.add(admitted)
         return admitted.updates
-
-
-class _Taken(NamedTuple):
-    """What the server has taken in of a round's replies."""
-
-    folded: Any
-    reported: Tensors
-
-    def add(self, updates: Updates | None, plan: Plan, context: RoundContext) -> "_Taken":
-        if updates is None or not updates.slots:
-            return self
-        return _Taken(plan.aggregator.fold(self.folded, updates, context), _write(self.reported, updates))
 
 
 def on_time(updates: Updates, lost: dict[int, str]) -> Updates:
@@ -353,42 +359,8 @@ def on_time(updates: Updates, lost: dict[int, str]) -> Updates:
     return updates.where(tensors.send(torch.tensor(keep), updates.loss.device))
 
 
-def _write(reported: Tensors, updates: Updates) -> Tensors:
-    if not reported:
-        return reported
-    clients = tensors.send([slot.client for slot in updates.slots], updates.loss.device)
-    return tensors.scatter(reported, updates.reported, clients, updates.bases)
-
-
-class _Tally:
-    """Adds up what the admitted replies say."""
-
-    def __init__(self, traffic: Callable[[Slot], int], held: Sequence[str] = ()) -> None:
-        self.traffic, self.held = traffic, held
-        """names of the tensors whose drift is measured"""
-        self.replies: list[Updates] = []
-        self.loss = self.weight = 0.0
-        self.bytes_up = 0
-
-    def add(self, admitted: Admitted) -> None:
-        self.loss += sum(map(mul, admitted.loss, admitted.weights))
-        self.weight += sum(admitted.weights)
-        self.bytes_up += sum(map(self.traffic, admitted.updates.slots))
-        if self.held and admitted.updates.slots:
-            self.replies.append(admitted.updates.only(self.held))
-
-    def figures(self, slots: Sequence[Slot]) -> dict[str, Any]:
-        loss = self.loss / self.weight if self.weight else None
-        down = sum(map(self.traffic, slots))
-        return {"slots": len(slots), "loss": loss, "bytes_up": self.bytes_up, "bytes_down": down}
-
-    def apart(self, shared: Tensors) -> dict[str, float]:
-        """How far the replies lie from the next shared tensors, and how much they scatter around their own mean."""
-        if not self.replies:
-            return {}
-        updates = Updates.join(self.replies)
-        next_ones = tensors.flatten(tensors.select(shared, self.held), next(iter(shared.values())))
-        centre = torch.stack([updates.matrix[updates.bases == b].mean(0) for b in range(len(next_ones))])
-        drift = (updates.matrix - next_ones[updates.bases]).norm(dim=1)
-        scatter = (updates.matrix - centre[updates.bases]).square().sum(1)
-        return {"drift": drift.mean().item(), "variance": scatter.mean().item()}
+def _is_finite(state: ServerState) -> bool:
+    """Whether every number is, and its square too, as sums and distances of the next round must be."""
+    held = (*state.shared.values(), *state.reported.values(), *state.memory.values())
+    found = [torch.linalg.vector_norm(t).isfinite() for t in held if t.is_floating_point()]
+    return not found or bool(torch.stack(found).all())

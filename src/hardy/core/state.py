@@ -1,7 +1,8 @@
 """What the server remembers between two rounds."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from hardy.core.describe import count
 from hardy.core.tensors import Tensors
 
 
@@ -17,3 +18,9 @@ class ServerState:
     """[C, B, ...]"""
     memory: Tensors
     """the aggregator's"""
+    lengths: Tensors = field(default_factory=dict)
+    """how long replies were in the last rounds, for the gate: group of tensors -> [rounds]; always on the CPU"""
+
+    def __repr__(self) -> str:
+        held = {"shared": self.shared, "reported": self.reported, "memory": self.memory}
+        return f"ServerState after round {self.round}: {'; '.join(f'{n} {count(v)}' for n, v in held.items() if v)}"

@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
-ImageShape = tuple[int, int, int]
-"""(channel, height, width)"""
+ImageShape = tuple[int, ...]
+"""(channel, height, width), or (features,) where inputs are plain vectors"""
 
 
 def send(values: Tensor | Sequence[int], device: torch.device) -> Tensor:

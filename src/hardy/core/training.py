@@ -93,7 +93,10 @@ class Training:
         return max(1, int(self.epochs * self.epochs_decay ** (round_number / self.epochs_every) + 0.5))
 
     def batches(self, rows: Rows, rng: np.random.Generator, round_number: int) -> list[Rows]:
-        """The rows of each local step of a round."""
+        """The rows of each local step of a round. A single row is shown twice: alone it has no batch statistics, and
+        its gradient stays the same."""
+        if len(rows) == 1 and self.batch > 1:
+            rows = np.repeat(rows, 2)
         size = min(self.batch, len(rows))
         if self.steps is not None:
             needed = self.steps * size
@@ -109,10 +112,16 @@ class Training:
 
     def local_steps(self, count: int, round_number: int) -> int:
         """The steps of a round of a client that holds `count` examples."""
-        return len(self.batches(np.arange(count), np.random.default_rng(0), round_number))
+        if self.steps is not None:
+            return self.replays * self.steps
+        full, left = divmod(count, min(self.batch, count))
+        more = {"drop": False, "keep": left > 1, "wrap": left > 0}[self.remainder]
+        return self.replays * self.epochs_at(round_number) * (full + more)
 
     def examples(self, count: int, round_number: int) -> int:
         """Examples that pass through the network in a round of a client that holds `count`."""
+        if count == 1 and self.batch > 1:
+            count = 2
         size = min(self.batch, count)
         if self.steps is not None:
             return self.replays * self.steps * size

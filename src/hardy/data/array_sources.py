@@ -1,18 +1,16 @@
-"""Sources that are arrays: the digits, CIFAR, SVHN, MNIST and its like, and arrays of your own."""
+"""Sources that are arrays: the digits, CIFAR, SVHN, MNIST and its like."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from hardy.core.federation import Pixels
 from hardy.data import readers
 from hardy.data.dataset import Dataset
-from hardy.data.readers import SPLITS, Array, Splits
+from hardy.data.readers import SPLITS, Splits
 from hardy.data.sources import checked_dataset, checked_domain, embedded, enter, refuse_below_one, require
-from hardy.errors import HardyError, unknown
+from hardy.errors import unknown
 
 _Layouts = dict[tuple[str, ...], Callable[..., Splits]]  # files, and what reads them
 
@@ -159,41 +157,3 @@ _USPS: _Layouts = {
 def usps(root: Path | None = None) -> Dataset:
     """Digits of postal codes, 16 x 16 grey or as in the .npz."""
     return _single("usps", _USPS, _DIGITS, root)
-
-
-def arrays(
-    x_train: ArrayLike | Mapping[str, Sequence[ArrayLike]],
-    y_train: ArrayLike | None = None,
-    x_test: ArrayLike | None = None,
-    y_test: ArrayLike | None = None,
-    *,
-    classes: Sequence[str] | None = None,
-    name: str = "arrays",
-) -> Dataset:
-    """Your own arrays: images uint8 or in [0, 1] (rounded to 256 levels), NHWC or NHW.
-
-    A mapping gives x_train, y_train, x_test, y_test for each domain.
-    """
-    given = x_train if isinstance(x_train, Mapping) else {name: (x_train, y_train, x_test, y_test)}
-    if not given:
-        raise HardyError(f"{name} has no domains; give at least one.")
-    domains = []
-    for domain, four in given.items():
-        if len(four) != len(SPLITS):
-            raise HardyError(f"{name}: domain {domain} has {len(four)} arrays; give {', '.join(SPLITS)}.")
-        x, y, xt, yt = map(np.asarray, four)
-        splits = _bytes(domain, x), y, _bytes(domain, xt), yt
-        domains.append(checked_domain(domain, domain, splits, None if classes is None else len(classes)))
-    if classes is None:
-        top = max(int(y.max()) for domain in domains for y in (domain.y_train, domain.y_test))
-        classes = [str(label) for label in range(top + 1)]
-    return checked_dataset(name, classes, domains)
-
-
-def _bytes(where: str, x: Array) -> Array:
-    if x.dtype.kind != "f":
-        return x
-    if not ((x >= 0) & (x <= 1)).all():
-        raise HardyError(f"{where}: pixels run from {x.min()} to {x.max()}; bring floats into [0, 1].")
-    pixels: Pixels = np.rint(x * 255).astype(np.uint8)
-    return pixels

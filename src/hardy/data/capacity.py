@@ -29,6 +29,7 @@ class Groups(Capacity):
     """Groups of equal size, a width each."""
 
     widths: tuple[float, ...]
+    """a width for each group, in (0, 1]"""
 
     def __post_init__(self) -> None:
         if not self.widths or not all(0 < width <= 1 for width in self.widths):
@@ -44,9 +45,11 @@ class LogNormal(Capacity):
     """Log-normal capacities, rounded down to bins and kept within [bin, 1]."""
 
     deviation: float = 0.5
-    """of log R"""
+    """deviation of the logarithm of the capacity"""
     median: float = 0.4
+    """of the capacities before rounding"""
     bin: float = 0.125
+    """capacities are multiples of it"""
 
     def __post_init__(self) -> None:
         if not (self.deviation >= 0 and self.median > 0 and 0 < self.bin <= 1):
@@ -66,7 +69,11 @@ groups, log_normal = Groups, LogNormal
 
 @part("capacity")
 def exponential(*, factor: float = 2.0, levels: int = 4, shuffled: bool = True) -> Groups:
-    """1, 1/f, 1/f², ... in groups of equal size (Split-Mix: 1, 1/2, 1/4, 1/8)."""
+    """1, 1/f, 1/f², ... in groups of equal size (Split-Mix: 1, 1/2, 1/4, 1/8).
+
+    factor: f, from one group to the next
+    levels: groups
+    """
     if not (factor > 1 and levels >= 1):
         raise HardyError(f"exponential takes factor > 1 and levels >= 1; it got {factor} and {levels}.")
     return groups(widths=tuple(factor**-level for level in range(levels)), shuffled=shuffled)
@@ -74,7 +81,10 @@ def exponential(*, factor: float = 2.0, levels: int = 4, shuffled: bool = True) 
 
 @part("capacity")
 def steps(*, step: float = 0.25, shuffled: bool = True) -> Groups:
-    """s, 2s, 3s, ... up to 1, in groups of equal size."""
+    """s, 2s, 3s, ... up to 1, in groups of equal size.
+
+    step: s, from one group to the next
+    """
     if not 0 < step <= 1:
         raise HardyError(f"capacity steps of {step}; a step must be in (0, 1].")
     return groups(

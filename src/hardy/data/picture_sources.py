@@ -9,22 +9,17 @@ import numpy as np
 from hardy.core import random
 from hardy.data import readers
 from hardy.data.dataset import Dataset, Domain
+from hardy.data.own_data import Reading
+from hardy.data.own_files import PICTURES, picture_files, read_pictures
 from hardy.data.sources import checked_dataset, checked_domain, enter, refuse_below_one, require
 from hardy.errors import HardyError
 
 _Rows = list[tuple[Path, int]]  # picture and label
 
-_PICTURES = (".jpg", ".jpeg", ".png")
-
-
-def _pictures(folder: Path, depth: int = 2) -> list[Path]:
-    files = sorted(folder.glob("/".join(["*"] * depth)))
-    return [file for file in files if file.suffix.lower() in _PICTURES and not file.name.startswith(".")]
-
 
 def _rows(folder: Path, classes: Sequence[str]) -> _Rows:
     """folder/class/picture, shuffled (always alike), so that the first rows are of all classes."""
-    rows = [(file, classes.index(file.parent.name)) for file in _pictures(folder) if file.parent.name in classes]
+    rows = [(file, classes.index(file.parent.name)) for file in picture_files(folder) if file.parent.name in classes]
     return [rows[i] for i in random.stream(0, "pictures", folder.name).permutation(len(rows))]
 
 
@@ -40,9 +35,7 @@ def _held_out(rows: _Rows) -> tuple[_Rows, _Rows]:
 def _picture_domain(where: Path, train: _Rows, test: _Rows, *, name: str, classes: int, size: int | None) -> Domain:
     for split, rows in (("training", train), ("test", test)):
         if not rows:
-            raise HardyError(
-                f"{where} gives {name} no {split} images; put at least one there ({', '.join(_PICTURES)})."
-            )
+            raise HardyError(f"{where} gives {name} no {split} images; put at least one there ({', '.join(PICTURES)}).")
     (x_train, y_train), (x_test, y_test) = (
         (readers.images([file for file, _ in rows], size), np.array([label for _, label in rows]))
         for rows in (train, test)
@@ -111,8 +104,13 @@ def celeba(root: Path | None = None, *, size: int = 84) -> Dataset:
 
 
 @enter(
-    "pictures as <domain>/<class>/*.jpg or *.png, or as train/<domain>/<class>/* and test/<domain>/<class>/*",
-    [("*/*/*.[jpJP]*",), ("train/*/*/*.[jpJP]*", "test/*/*/*.[jpJP]*")],
+    "pictures as <class>/*.jpg or *.png, as <domain>/<class>/*, or as either of them in train/ and test/",
+    [
+        ("*/*/*.[jpJP]*",),
+        ("train/*/*/*.[jpJP]*", "test/*/*/*.[jpJP]*"),
+        ("*/*.[jpJP]*",),
+        ("train/*/*.[jpJP]*", "test/*/*.[jpJP]*"),
+    ],
 )
 def image_folder(root: Path | None = None, *, size: int | None = None) -> Dataset:
     """Your own pictures.
@@ -120,17 +118,4 @@ def image_folder(root: Path | None = None, *, size: int | None = None) -> Datase
     Split by train/ and test/, or 80 to 20 where there are none.
     """
     refuse_below_one("size", size)
-    base = require("image_folder", root).base
-    halves = [base / "train", base / "test"]
-    split = all(half.is_dir() for half in halves)
-    tops = halves if split else [base]
-    files = [file for top in tops for file in _pictures(top, 3)]
-    if not files:
-        place = f"{'train/' if split else ''}<domain>/<class>/"
-        raise HardyError(f"{base} holds no pictures as {place}*{_PICTURES[0]} or *{_PICTURES[-1]}; put them so.")
-    classes, domains = sorted({file.parent.name for file in files}), []
-    for name in sorted({file.parent.parent.name for file in files}):
-        parts = [_rows(top / name, classes) for top in tops]
-        train, test = parts if split else _held_out(*parts)
-        domains.append(_picture_domain(base, train, test, name=name, classes=len(classes), size=size))
-    return checked_dataset("image_folder", classes, domains)
+    return replace(read_pictures(require("image_folder", root).base, Reading(), size=size), name="image_folder")

@@ -6,7 +6,9 @@ import importlib
 import io
 import json
 import pickle
+import pickletools
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hardy.core.federation import Pixels
 from hardy.errors import HardyError
 
 Array = NDArray[Any]  # as found in a file: not checked yet
@@ -25,7 +26,8 @@ SPLITS = ("x_train", "y_train", "x_test", "y_test")
 
 
 @contextmanager
-def _reading(path: Path, kind: str) -> Iterator[None]:
+def reading(path: Path, kind: str) -> Iterator[None]:
+    """Turns whatever a parser raises into an error that names the file."""
     try:
         yield
     except HardyError:
@@ -35,23 +37,50 @@ def _reading(path: Path, kind: str) -> Iterator[None]:
         raise HardyError(f"{path} cannot be read as {kind} ({why}). Fetch the file again.") from error
 
 
-def _extra(module: str, path: Path) -> Any:
+def extra_module(module: str, what: object, extra: str = "images") -> Any:
+    """A module of an extra, or the command that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError:
         package = module.partition(".")[0]
-        raise HardyError(f"{path} needs {package}, which is missing: pip install 'hardy-fl[images]'.") from None
+        raise HardyError(f"{what} needs {package}, which is missing: pip install 'hardy-fl[{extra}]'.") from None
+
+
+_FREE, _RATIO, _PIECE = 2**26, 100, 2**20
+"""bytes that any file may unpack to, and times its own size beyond; a few bytes can unpack to all memory there is"""
+_MOST_PIXELS = 50_000_000
+"""of one picture"""
+_MOST_MEMO = 10**6
+"""the highest slot a pickle may name; the unpickler makes room for all below it"""
+
+
+def _refuse_bomb(unpacked: int, packed: int) -> None:
+    most = max(_FREE, _RATIO * packed)
+    if unpacked > most:
+        raise ValueError(f"its {packed:,} bytes unpack to more than {most:,}, which no data set needs: do not trust it")
 
 
 def _content(path: Path) -> bytes:
-    return {".gz": gzip.decompress, ".bz2": bz2.decompress}.get(path.suffix, bytes)(path.read_bytes())
+    """The bytes of a file, unpacked where its name says that it is packed."""
+    if path.suffix not in (".gz", ".bz2"):
+        return path.read_bytes()
+    pieces, size = [], 0
+    with gzip.open(path) if path.suffix == ".gz" else bz2.open(path) as file:
+        while piece := file.read(_PIECE):
+            pieces.append(piece)
+            size += len(piece)
+            _refuse_bomb(size, path.stat().st_size)
+    return b"".join(pieces)
 
 
 def npz(path: Path, endings: tuple[str, ...]) -> dict[str, Array]:
     """The arrays whose names end so, in the order of the file; the others are not touched."""
-    with _reading(path, "an .npz archive"):
+    with reading(path, "an .npz archive"):
         if not zipfile.is_zipfile(path):  # numpy would take it for a pickle, and say so
             raise ValueError("no zip archive, or one cut short")
+        with zipfile.ZipFile(path) as packed:
+            sizes = {entry.filename.removesuffix(".npy"): entry.file_size for entry in packed.infolist()}
+            _refuse_bomb(sum(sizes[name] for name in sizes if name.endswith(endings)), path.stat().st_size)
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files if name.endswith(endings)}
         if not arrays:
@@ -90,7 +119,7 @@ def idx_splits(*paths: Path) -> Splits:
 
 def idx(path: Path) -> Array:
     """The array of an IDX file of unsigned bytes (MNIST)."""
-    with _reading(path, "an IDX file"):
+    with reading(path, "an IDX file"):
         content = _content(path)
         if content[:3] != b"\0\0\x08":
             raise ValueError("no IDX header of unsigned bytes")
@@ -151,32 +180,52 @@ def _planes(rows: Array) -> Array:
 
 def cifar_python(path: Path, labels: bytes) -> tuple[Array, Array]:
     """A batch of the python version; `labels` is b"labels" (CIFAR-10) or b"fine_labels" (CIFAR-100)."""
-    with _reading(path, "a CIFAR python batch"):
-        batch = _Unpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+    with reading(path, "a CIFAR python batch"):
+        content = path.read_bytes()
+        for opcode, slot, _ in pickletools.genops(content):
+            if opcode.name == "LONG_BINPUT" and int(slot or 0) > _MOST_MEMO:
+                raise ValueError(f"it asks for {slot:,} slots of memory: do not trust it")
+        batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
         return _planes(batch[b"data"].value), np.array(batch[labels])
 
 
 def cifar_binary(path: Path, labels: int) -> tuple[Array, Array]:
     """A file of the binary version: `labels` bytes, of which the last counts, before each image."""
-    with _reading(path, "a CIFAR binary batch"):
+    with reading(path, "a CIFAR binary batch"):
         rows = np.frombuffer(path.read_bytes(), np.uint8).reshape(-1, labels + 3072)
         return _planes(rows[:, labels:]), rows[:, labels - 1]
 
 
 def svhn_matlab(path: Path) -> tuple[Array, Array]:
     """SVHN's cropped digits, where the label of the digit 0 is 10."""
-    with _reading(path, "a MATLAB file of SVHN"):
-        content = _extra("scipy.io", path).loadmat(path, variable_names=("X", "y"))
+    with reading(path, "a MATLAB file of SVHN"):
+        _refuse_bomb(_matlab_size(path.read_bytes()), path.stat().st_size)
+        content = extra_module("scipy.io", path).loadmat(path, variable_names=("X", "y"))
         labels = content["y"].ravel()
         return np.ascontiguousarray(content["X"].transpose(3, 0, 1, 2)), np.where(labels == 10, 0, labels)
 
 
+def _matlab_size(content: bytes) -> int:
+    """Bytes that the packed variables of a MATLAB 5 file unpack to."""
+    at, size = 128, 0
+    while at + 8 <= len(content):
+        kind, length = (int.from_bytes(content[at + 4 * word : at + 4 * word + 4], "little") for word in (0, 1))
+        if kind == _MATLAB_PACKED:
+            unpack, rest = zlib.decompressobj(), content[at + 8 : at + 8 + length]
+            while rest and size <= _RATIO * len(content) + _FREE:
+                size += len(unpack.decompress(rest, _PIECE))
+                rest = unpack.unconsumed_tail
+        at += 8 + length
+    return size
+
+
+_MATLAB_PACKED = 15
 _POSITIONS = [str(position) for position in range(1, 257)]
 
 
 def usps_libsvm(path: Path) -> tuple[Array, Array]:
     """USPS as libsvm text: label 1 is the digit 0; the 16 x 16 features run from -1 (black) to 1."""
-    with _reading(path, "libsvm text of USPS"):
+    with reading(path, "libsvm text of USPS"):
         rows = [line.replace(":", " ").split() for line in _content(path).decode("ascii").splitlines()]
         if any(row[1::2] != _POSITIONS for row in rows):
             raise ValueError("a line without exactly the features 1 to 256")
@@ -189,7 +238,7 @@ def usps_libsvm(path: Path) -> tuple[Array, Array]:
 
 def leaf(path: Path) -> list[tuple[str, str, int]]:
     """(user, picture, label) of each sample in a JSON file of LEAF."""
-    with _reading(path, "LEAF JSON"):
+    with reading(path, "LEAF JSON"):
         content = json.loads(path.read_bytes())
         samples = []
         for user, count in zip(content["users"], content["num_samples"], strict=True):
@@ -200,19 +249,33 @@ def leaf(path: Path) -> list[tuple[str, str, int]]:
         return samples
 
 
-def images(paths: Sequence[Path], size: int | None) -> Pixels:
-    """RGB pixels, resized to size x size (bilinear); without a size the images must agree in theirs."""
-    pillow = _extra("PIL.Image", paths[0])
+def picture_pixels(picture: Any, size: int | None) -> Array:
+    """A Pillow picture as RGB bytes, or as 16-bit grey if it is that; resized to size x size (bilinear)."""
+    if picture.width * picture.height > _MOST_PIXELS:
+        raise ValueError(f"{picture.width} x {picture.height} pixels, at most {_MOST_PIXELS:,} are read")
+    deep = picture.mode.startswith("I")
+    picture = picture.convert("F" if deep else "RGB")
+    if size:
+        picture = picture.resize((size, size), extra_module("PIL.Image", "a picture").Resampling.BILINEAR)
+    pixels = np.asarray(picture)
+    return np.rint(pixels).clip(0, 65535).astype(np.uint16)[..., None] if deep else pixels
 
-    def pixels(path: Path) -> Pixels:
-        with _reading(path, "an image"), pillow.open(path) as picture:
-            rgb = picture.convert("RGB")
-            return np.asarray(rgb.resize((size, size), pillow.Resampling.BILINEAR) if size else rgb)
 
-    result = np.empty((len(paths), *pixels(paths[0]).shape), np.uint8)
+def images(paths: Sequence[Path], size: int | None) -> Array:
+    """Pixels of pictures, RGB or 16-bit grey; without a size they must agree in theirs."""
+    pillow = extra_module("PIL.Image", paths[0])
+
+    def pixels(path: Path) -> Array:
+        with reading(path, "an image"), pillow.open(path) as picture:
+            return picture_pixels(picture, size)
+
+    first = pixels(paths[0])
+    result = np.empty((len(paths), *first.shape), first.dtype)
 
     def fill(row: int) -> None:
         image = pixels(paths[row])
+        if image.dtype != result.dtype:
+            raise HardyError(f"{paths[row]} has {image.dtype} pixels, but {paths[0]} {result.dtype}. Bring all to one.")
         if image.shape != result.shape[1:]:
             (height, width, _), (first_height, first_width, _) = image.shape, result.shape[1:]
             raise HardyError(
@@ -229,6 +292,6 @@ def images(paths: Sequence[Path], size: int | None) -> Pixels:
 
 def picture_list(path: Path) -> list[str]:
     """The pictures named by a list of DomainNet, whose lines are "picture label"."""
-    with _reading(path, "a list of pictures and labels"):
+    with reading(path, "a list of pictures and labels"):
         pairs = [line.rsplit(maxsplit=1) for line in path.read_text("utf-8").splitlines() if line.strip()]
         return [picture for picture, label in pairs if int(label) >= 0]

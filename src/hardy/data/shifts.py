@@ -1,8 +1,8 @@
 """How devices differ: the same scene, taken by every client with a device of its own.
 
 A key is a device: a shift draws its device from the key and treats all images of that device alike. Shifts are pure and
-run under vmap. Images of a shifted federation are bytes like all others: clipped to [0, 1] and rounded to the nearest
-of 256 levels, as a camera stores them.
+run under vmap. Images of a shifted federation are clipped to [0, 1]; bytes are rounded to the nearest of 256 levels, as
+a camera stores them.
 """
 
 import math
@@ -48,7 +48,7 @@ class GaussianAffine(Shift):
     """x + xM + b on flat images in [-1, 1]: M ~ N(0, s²/d), b ~ N(0, s²), as FedRobust's authors shift theirs."""
 
     strength: float = 0.01
-    """s"""
+    """s: the entries of M have deviation s/√d, those of b s"""
 
     def apply(self, x: Tensor, key: Tensor) -> Tensor:
         size = x[0].numel()
@@ -110,10 +110,14 @@ def device(seed: int, client: int) -> Tensor:
 
 
 def seen(x: Pixels, shift: Shift, key: Tensor) -> Pixels:
-    """Bytes [image, channel, height, width] as the device of this key takes them."""
-    chunks = [shift.apply(torch.from_numpy(x[at : at + _CHUNK]) / 255, key) for at in range(0, len(x), _CHUNK)]
-    taken: Pixels = (torch.cat(chunks) * 255).round().byte().numpy() if chunks else x
-    return taken
+    """Images [image, channel, height, width] as the device of this key takes them; bytes stay bytes."""
+    whole = 255 if x.dtype == np.uint8 else 1
+    chunks = [shift.apply(torch.from_numpy(x[at : at + _CHUNK]) / whole, key) for at in range(0, len(x), _CHUNK)]
+    if not chunks:
+        return x
+    taken = torch.cat(chunks)
+    pixels: Pixels = (taken * 255).round().byte().numpy() if whole == 255 else taken.numpy()
+    return pixels
 
 
 def with_shift(federation: Federation, shift: Shift, *, seed: int, test: bool = False) -> Federation:
@@ -121,11 +125,17 @@ def with_shift(federation: Federation, shift: Shift, *, seed: int, test: bool = 
 
     Rows are laid out anew, client by client, so that clients who share a row see it each in its own way.
     """
+    if len(federation.shape) == 1:
+        raise HardyError(
+            f"data.shift changes images, but the data are vectors of {federation.shape[0]} features. Leave it out."
+        )
 
     def taken(x: Pixels, y: Labels, held: list[Rows]) -> tuple[Pixels, Labels, list[Rows]]:
-        images = [seen(x[rows], shift, device(seed, number)) for number, rows in enumerate(held)]
+        images: Pixels = np.concatenate(
+            [seen(x[rows], shift, device(seed, number)) for number, rows in enumerate(held)]
+        )
         ends = np.cumsum([len(rows) for rows in held])
-        return np.concatenate(images), y[np.concatenate(held)], np.split(np.arange(ends[-1]), ends[:-1])
+        return images, y[np.concatenate(held)], np.split(np.arange(ends[-1]), ends[:-1])
 
     clients, x_test, y_test = federation.clients, federation.x_test, federation.y_test
     held = [np.concatenate([client.train, client.validation]) for client in clients]

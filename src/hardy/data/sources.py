@@ -1,11 +1,11 @@
-"""Named sources of labelled images: one embedded, the others read from the folder of HARDY_DATA or --data.
+"""Sources of labelled data: one embedded, published ones in the folder of HARDY_DATA or --data, own files by path.
 
 A source enters itself where it is written, in `array_sources` or `picture_sources`; here is what serves them all.
 """
 
 import inspect
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import resources
@@ -17,8 +17,12 @@ import numpy as np
 from hardy.core.federation import Labels, Pixels
 from hardy.data import readers
 from hardy.data.dataset import Dataset, Domain
+from hardy.data.own_data import ValueRange
+from hardy.data.own_files import locate, looks_like_path, read_own
 from hardy.data.readers import Array, Splits
 from hardy.errors import HardyError, unknown
+from hardy.registry import find
+from hardy.user_code import plugins, reference, short
 
 _Read = TypeVar("_Read", bound=Callable[..., Dataset])
 
@@ -64,15 +68,36 @@ def data_root(explicit: Path | None = None) -> Path | None:
     return Path(named).expanduser() if named else None
 
 
-def load_dataset(name: str, root: Path | None = None, **options: object) -> Dataset:
-    """The data of a source, checked. Without a root, HARDY_DATA names it."""
+def load_dataset(name: str, root: Path | None = None, *, value_range: ValueRange = None, **options: object) -> Dataset:
+    """The data of a source, or of files by their path, checked. Without a root, HARDY_DATA names it."""
     if name not in SOURCES:
-        raise unknown("data source", name, SOURCES)
+        if reference(name) or any(entry == ("source", name) for entry in plugins()):
+            return _own(name, root, options)
+        if looks_like_path(name) or locate(name, data_root(root)):
+            return read_own(name, data_root(root), value_range=value_range, **options)
+        raise unknown("data source (no such file or folder either)", name, SOURCES)
+    if value_range is not None:
+        raise HardyError(f"data.range has no effect on {name}, whose images are bytes. Leave it out.")
     _, *allowed = inspect.signature(SOURCES[name].read).parameters
     for option in options:
         if option not in allowed:
             raise unknown(f"option of {name}", option, allowed)
     return SOURCES[name].read(root, **options)
+
+
+def _own(name: str, root: Path | None, options: Mapping[str, object]) -> Dataset:
+    """The data of a function of a user's own, which gets the data folder if it has an argument `root`."""
+    read = find("source", name)
+    allowed = inspect.signature(read).parameters
+    for option in options:
+        if option not in allowed:
+            raise unknown(f"option of {short(name)}", option, allowed)
+    made = read(**({"root": root} if "root" in allowed else {}), **options)
+    if not isinstance(made, Dataset):
+        raise HardyError(
+            f"data source {short(name)} gives {type(made).__name__}; it must be a data set, as hardy.arrays makes one."
+        )
+    return made
 
 
 def available(root: Path | None = None) -> list[Listing]:

@@ -1,7 +1,7 @@
 """Who holds which rows: rules that deal a pool of labelled rows to clients, and the federation they make."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.random import Generator
@@ -83,6 +83,7 @@ def federate(
         x_test=_images(d.x_test for d in domains),
         y_test=y_test,
         clients=tuple(made),
+        bounded=dataset.bounded,
     )
 
 
@@ -104,7 +105,11 @@ def blocks() -> Rule:
 
 @part("split")
 def dirichlet(*, alpha: float = 0.1, minimum: int = 2) -> Rule:
-    """Each class cut by shares from Dirichlet(alpha), drawn again until every client has `minimum` rows."""
+    """Each class cut by shares from Dirichlet(alpha), drawn again until every client has `minimum` rows.
+
+    alpha: the smaller, the fewer classes a client has
+    minimum: rows that every client must get
+    """
     _require(0 < alpha <= 1e6, "dirichlet's alpha", alpha, "in (0, 1e6]: the smaller, the fewer classes a client has")
     _require(minimum >= 1, "dirichlet's minimum", minimum, "1 row or more")
 
@@ -126,7 +131,10 @@ def dirichlet(*, alpha: float = 0.1, minimum: int = 2) -> Rule:
 @part("split")
 def classes_per_client(*, classes: int = 3) -> Rule:
     """Each client takes the next classes of a shuffled, cycled list; each class is cut evenly among its clients
-    (Split-Mix)."""
+    (Split-Mix).
+
+    classes: classes a client holds
+    """
     _require(classes >= 1, "classes_per_client's classes", classes, "1 or more")
 
     def rule(labels: Labels, clients: int, rng: Generator) -> list[Rows]:
@@ -154,6 +162,9 @@ def skew(*, percent: float = 2.0, sizes: tuple[float, ...] = ()) -> Rule:
     """Sorted by label and cut in one chunk per client, who gives `percent` of it to each of the others (SFAT).
 
     Chunks are equal, or in proportion to `sizes`.
+
+    percent: of its chunk that a client gives to each of the others
+    sizes: of the chunks, one a client; absent: equal ones
     """
     _require(0 <= percent <= 100, "skew's percent", percent, "in [0, 100]")
     _require(all(0 < size < float("inf") for size in sizes), "skew's sizes", list(sizes), "a number above 0 a client")
@@ -177,7 +188,10 @@ def skew(*, percent: float = 2.0, sizes: tuple[float, ...] = ()) -> Rule:
 
 @part("split")
 def gamma_similarity(*, gamma: float = 0.1) -> Rule:
-    """A share gamma is dealt iid; the rest is sorted by label and cut in one chunk per client (FBN)."""
+    """A share gamma is dealt iid; the rest is sorted by label and cut in one chunk per client (FBN).
+
+    gamma: the share dealt iid: 0 is sorted by label, 1 is iid
+    """
     _require(0 <= gamma <= 1, "gamma_similarity's gamma", gamma, "in [0, 1]: 0 is sorted by label, 1 is iid")
 
     def rule(labels: Labels, clients: int, rng: Generator) -> list[Rows]:
@@ -190,7 +204,10 @@ def gamma_similarity(*, gamma: float = 0.1) -> Rule:
 
 @part("split")
 def quantity_skew(*, sigma: float = 1.0) -> Rule:
-    """Shuffled, in parts of log-normal sizes; sigma 0 makes them equal."""
+    """Shuffled, in parts of log-normal sizes; sigma 0 makes them equal.
+
+    sigma: deviation of the logarithm of the size
+    """
     _require(0 <= sigma <= 10, "quantity_skew's sigma", sigma, "in [0, 10]: the deviation of the logarithm of the size")
     return lambda labels, clients, rng: _cut(rng.permutation(len(labels)), rng.lognormal(0, sigma, clients))
 
@@ -295,7 +312,9 @@ def _owners(dataset: Dataset, limit: int | None) -> tuple[Labels, Labels]:
 
 
 def _images(domains: Iterable[Pixels]) -> Pixels:
-    return np.ascontiguousarray(np.concatenate(list(domains)).transpose(0, 3, 1, 2))
+    """Of all domains, channels first."""
+    x: NDArray[Any] = np.concatenate(list(domains))
+    return np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if x.ndim == 4 else x
 
 
 __all__ = [

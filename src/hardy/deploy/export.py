@@ -6,6 +6,7 @@ and robustness costs and scores. `hardy.deploy.OnnxPredictor` runs it without to
 
 import hashlib
 import json
+import logging
 import warnings
 from collections.abc import Sequence
 from copy import deepcopy
@@ -52,7 +53,7 @@ def export(
         out.parent.mkdir(parents=True, exist_ok=True)
     for number, base in enumerate(predictor.bases, 1):
         path = out.with_name(f"{out.stem}.base{number}.onnx")
-        _write(_OneBase(base, predictor.branch), path, predictor.shape, mixes=mixes)
+        write_base(base, path, predictor.shape, branch=predictor.branch, mixes=mixes)
         files.append({"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
     several = plan.method.budget.bases > 1
     manifest = {
@@ -97,12 +98,14 @@ class _OneBase(nn.Module):
         return logits
 
 
-def _write(module: nn.Module, path: Path, shape: tuple[int, int, int], *, mixes: bool) -> None:
-    images = torch.rand(2, *shape)
+def write_base(base: nn.Module, path: Path, shape: tuple[int, ...], *, branch: str, mixes: bool) -> None:
+    """A base as an ONNX file: (images, robustness) -> logits, or images -> logits where it mixes no branches."""
+    module, images = _OneBase(base, branch), torch.rand(2, *shape)
     given = (images, torch.tensor(0.5)) if mixes else (images,)
     several = {0: torch.export.Dim("images", min=1, max=65536)}
     with warnings.catch_warnings(), torch.no_grad(), disk(str(path)):
         warnings.simplefilter("ignore")  # the exporter's own, about itself
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # such as that torchvision is not installed
         torch.onnx.export(
             module.eval(),
             given,

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hardy.errors import HardyError
+from hardy.errors import HardyError, printable
 
 FORMAT = 1
+_LARGEST_MANIFEST = 2**24
 
 
 class OnnxPredictor:
@@ -34,18 +35,20 @@ class OnnxPredictor:
     ) -> None:
         self.path, self.providers = Path(manifest).with_suffix(".json"), list(providers)
         try:
+            if self.path.stat().st_size > _LARGEST_MANIFEST:
+                raise ValueError(f"{self.path.stat().st_size:,} bytes")
             self.manifest: dict[str, Any] = json.loads(self.path.read_text("utf-8"))
             known = self.manifest["format"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            if known != FORMAT:
+                raise HardyError(f"{self.path} has format {known!r}; this version reads {FORMAT}. Export it again.")
+            self.classes: list[str] = self.manifest["classes"]
+            self.sessions: list[Any] = []
+            self.robustness: float | None = self.manifest["robustness"]
+            self.customise(width=self.manifest["widest"] if width is None else width, robustness=robustness)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise HardyError(
-                f"{self.path} is no manifest of an export: {error}. Write one with `hardy export`."
+                f"{self.path} is no manifest of an export: {printable(error)}. Write one with `hardy export`."
             ) from error
-        if known != FORMAT:
-            raise HardyError(f"{self.path} has format {known}; this version reads {FORMAT}. Export it again.")
-        self.classes: list[str] = self.manifest["classes"]
-        self.sessions: list[Any] = []
-        self.robustness: float | None = self.manifest["robustness"]
-        self.customise(width=self.manifest["widest"] if width is None else width, robustness=robustness)
 
     def customise(self, *, width: float | None = None, robustness: float | None = None) -> "OnnxPredictor":
         """Changes width, robustness (λ) or both; loads or frees only the bases it needs."""
@@ -82,7 +85,7 @@ class OnnxPredictor:
         return mean
 
     def _open(self, base: dict[str, str]) -> Any:
-        path = self.path.with_name(base["file"])
+        path = self.path.with_name(base["file"])  # a name with a folder in it is a ValueError
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -91,9 +94,75 @@ class OnnxPredictor:
             ) from error
         if hashlib.sha256(content).hexdigest() != base["sha256"]:
             raise HardyError(f"base file {path} was altered: its checksum is not the manifest's. Export it again.")
+        try:
+            outside = _names_other_files(content)
+        except (IndexError, ValueError) as error:
+            raise HardyError(f"base file {path} is no ONNX file: {error}. Export it again.") from error
+        if outside:
+            raise HardyError(
+                f"base file {path} takes tensors from other files (external data), which could be any file of this "
+                "machine. Export it again in one file."
+            )
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         try:
             import onnxruntime
         except ImportError as error:
             raise HardyError("running an export needs onnxruntime: pip install 'hardy-fl[export]'.") from error
-        return onnxruntime.InferenceSession(content, providers=self.providers)
+        try:
+            return onnxruntime.InferenceSession(content, providers=self.providers)
+        except Exception as error:  # the runtime has a class of its own for each mistake
+            raise HardyError(f"base file {path} cannot be run: {printable(error, 300)}. Export it again.") from error
+
+
+_PARTS = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "training": {1: "graph", 2: "graph"},
+    "function": {7: "node", 11: "attribute"},
+    "tensor": {},
+}
+"""ONNX messages that may hold tensors: field number -> what it holds"""
+_EXTERNAL_DATA, _DATA_LOCATION = 13, 14
+
+
+def _names_other_files(model: bytes) -> bool:
+    """Whether a tensor of an ONNX model lies in another file. The fields of the protobuf are walked by hand: the
+    runtime would open the files, and the onnx package may not be there."""
+    to_do = [("model", 0, len(model))]
+    while to_do:
+        kind, at, end = to_do.pop()
+        while at < end:
+            tag, at = _number(model, at)
+            field, wire = tag >> 3, tag & 7
+            elsewhere = kind == "tensor" and field in (_EXTERNAL_DATA, _DATA_LOCATION)
+            if elsewhere and (wire != 0 or _number(model, at)[0]):
+                return True
+            if wire == 0:
+                _, at = _number(model, at)
+            elif wire == 2:
+                size, at = _number(model, at)
+                if at + size > end:
+                    raise ValueError("it is cut short")
+                if field in _PARTS[kind]:
+                    to_do.append((_PARTS[kind][field], at, at + size))
+                at += size
+            elif wire in (1, 5):
+                at += 8 if wire == 1 else 4
+            else:
+                raise ValueError(f"field of type {wire}")
+    return False
+
+
+def _number(model: bytes, at: int) -> tuple[int, int]:
+    """A varint, and where the next field begins."""
+    value = shift = 0
+    while True:
+        byte = model[at]
+        value, at, shift = value | (byte & 127) << shift, at + 1, shift + 7
+        if byte < 128:
+            return value, at
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")

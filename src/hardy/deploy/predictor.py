@@ -12,6 +12,7 @@ from hardy.core import tensors
 from hardy.core.federation import Federation
 from hardy.core.layers import calling
 from hardy.core.method import Plan
+from hardy.core.modes import set_mode
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.evaluation import serving
@@ -68,6 +69,14 @@ class Predictor(nn.Module):
         self.width, self.robustness = width, robustness
         self.customise(robustness=robustness)
 
+    def __repr__(self) -> str:
+        level = "" if self.robustness is None else f", robustness {self.robustness:g}"
+        whose = "" if self.client is None else f" of client {self.client}"
+        return (
+            f"Predictor{whose}: width {self.width:g}{level}, branch {self.branch!r}, {len(self.bases)} bases of "
+            f"{type(self.plan.model).__name__}, {sum(p.numel() for p in self.parameters()):,} parameters"
+        )
+
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
@@ -78,6 +87,8 @@ class Predictor(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(self.device, self.dtype)
+        for base in self.bases:
+            set_mode(base, training=False)
         with calling(branch=self.branch, statistics=self.statistics, key=None, robustness=self.robustness):
             answers: list[Tensor] = [base(x) for base in self.bases]
         return answers[0] if len(answers) == 1 else torch.stack(answers).mean(0)

@@ -1,19 +1,27 @@
 """Which engine runs an experiment: a rule of device, network and batch. The same command gives the same bits."""
 
+import logging
+import warnings
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 
+from hardy.core import tensors
 from hardy.core.method import Plan
+from hardy.core.modes import drawing_layer
+from hardy.core.net import Net
+from hardy.core.tensors import Tensors
 from hardy.core.training import Training
 from hardy.engines.base import Engine
 from hardy.engines.device_data import DeviceData, Precision
 from hardy.engines.sequential import Sequential
-from hardy.engines.vectorised import Vectorised
+from hardy.engines.vectorised import Vectorised, vmap
 from hardy.errors import HardyError
 from hardy.models.count import macs
 
+_LOG = logging.getLogger("hardy")
 ENGINES: dict[str, type[Engine]] = {"sequential": Sequential, "vectorised": Vectorised}
 _SMALL_STEP = 20_000_000
 """multiply-accumulates of a forward pass over a batch up to which a CPU gains by running slots together: the calls cost
@@ -26,6 +34,41 @@ def choose(plan: Plan, data: DeviceData, training: Training) -> type[Engine]:
         return Vectorised
     step = training.batch * macs(plan.model, data.federation.shape)
     return Vectorised if step <= _SMALL_STEP else Sequential
+
+
+def why_not_vectorised(plan: Plan, data: DeviceData) -> str:
+    """What keeps the network from running for many slots at once, found by a dry run of two; empty: nothing."""
+    if layer := drawing_layer(plan.model):
+        return (
+            f"{layer} draws random numbers by itself, as F.dropout does (hardy.models.Dropout draws one mask for each "
+            "client)"
+        )
+    held = tensors.stack([plan.start, plan.start])
+    trained, buffers = tensors.select(held, plan.trained), tensors.select(held, plan.buffers)
+    like = next(iter(trained.values()))
+    model = plan.model.to(like.device, like.dtype)
+    noise = torch.Generator().manual_seed(0)
+    x = torch.rand(2, 3, *data.federation.shape, generator=noise).to(like.device, like.dtype)
+    keys = torch.arange(2, device=like.device)
+
+    def loss(trained: Tensors, buffers: Tensors, x: Tensor, key: Tensor) -> Tensor:
+        return Net(model, trained, buffers)(x, statistics="batch", key=key).square().mean()
+
+    def step(trained: Tensors, buffers: Tensors, x: Tensor, key: Tensor) -> tuple[Tensors, Tensor]:
+        return torch.func.grad(loss)(trained, buffers, x, key), Net(model, trained, buffers)(x)
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, about speed
+            _, together = vmap(step, (0, 0, 0, 0))(trained, buffers, x, keys)
+    except HardyError:
+        raise
+    except Exception as error:  # torch raises anything there
+        return str(error).strip().partition("\n")[0].rstrip(".")
+    alone = Net(model, tensors.gather(trained, 0), tensors.gather(buffers, 0))(x[0])
+    if not torch.allclose(together[0], alone, rtol=1e-3, atol=1e-3 * float(alone.abs().max())):
+        return "it answers differently when torch.vmap runs it for several clients"
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,4 +112,12 @@ class EngineChoice:
         if self.name == "flower":
             raise HardyError("engine flower needs a network: `hardy run --engine flower`, or see docs/flower.md.")
         kind = choose(plan, data, training) if self.name == "auto" else ENGINES[self.name]
+        if kind is Vectorised and (why := why_not_vectorised(plan, data)):
+            if self.name == "vectorised":
+                raise HardyError(
+                    f"engine vectorised cannot train this network: {why}. Take engine auto or sequential, or change "
+                    "the network."
+                )
+            _LOG.warning("Clients train one after another (engine sequential): %s.", why)
+            kind = Sequential
         return kind(plan, data, training, seed=seed, lane=self.lane)

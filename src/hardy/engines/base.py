@@ -47,6 +47,10 @@ class Engine:
         self.store = self.cast(plan.first(Placement.PRIVATE, len(data.clients), bases))
         """private tensors, [C, B, ...]; shared and reported ones are the server's"""
 
+    def __repr__(self) -> str:
+        kind, clients = str(self.dtype).removeprefix("torch."), len(self.data.clients)
+        return f"{self.name} engine on {self.device}, {kind}: {self.plan.method.name!r}, {clients} clients"
+
     def cast(self, values: Tensors) -> Tensors:
         """Onto the engine's device, in its precision."""
         return tensors.apply(lambda t: t.to(self.device, self.dtype if t.is_floating_point() else None), values)
@@ -103,6 +107,8 @@ class Engine:
     def everyone(self, slots: Sequence[Slot]) -> bool:
         """Whether the slots are every base of every client, in order."""
         clients, bases = len(self.data.clients), self.plan.method.budget.bases
+        if len(slots) != clients * bases:  # told at once: a round of many clients asks this for each of them
+            return False
         return list(slots) == [Slot(client, base) for client in range(clients) for base in range(bases)]
 
     def expect(self, round_number: int, slots: Sequence[Slot]) -> None:

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hardy.core.box import inputs
 from hardy.core.federation import Federation
 
 Precision = Literal["float32", "tf32", "float64", "bfloat16"]
@@ -30,19 +31,24 @@ class DeviceData:
         }
 
     def images(self, part: str, rows: Tensor) -> Tensor:
-        """Pixels in [0, 1]."""
-        return self.x[part][rows].to(self.dtype).div_(255.0)
+        """Images in [0, 1], or feature vectors, as networks take them."""
+        held = self.x[part][rows]
+        return held.to(self.dtype).div_(255.0) if held.dtype is torch.uint8 else held.to(self.dtype)
 
     @contextmanager
     def arithmetic(self, *, training: bool) -> Iterator[None]:
         """Products of layers inside are TF32 where the precision says so, and in training steps bfloat16 with precision
-        bfloat16; weights, statistics, gradients and losses stay float32. The process is left as it was."""
+        bfloat16; weights, statistics, gradients and losses stay float32. Attacks inside keep inputs in their box, if
+        they have one. The process is left as it was."""
         matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
         before = matmul.allow_tf32, cudnn.allow_tf32
         matmul.allow_tf32 = cudnn.allow_tf32 = self.tf32
         mixed = self.mixed and training
         try:
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed, cache_enabled=False):
+            with (
+                inputs(bounded=self.federation.bounded),
+                torch.autocast(self.device.type, torch.bfloat16, enabled=mixed, cache_enabled=False),
+            ):
                 yield
         finally:
             matmul.allow_tf32, cudnn.allow_tf32 = before

@@ -79,8 +79,10 @@ def check(
     epsilon: float = 8 / 255,
     ball: Ball = "linf",
     points: int = 128,
+    gradients: bool = True,
 ) -> list[Flag]:
-    """The red flags of a net, found by short attacks on at most `points` of the images, spread evenly over them."""
+    """The red flags of a net, found by short attacks on at most `points` of the images, spread evenly over them;
+    without gradients, those that its outputs alone raise."""
     if not len(x) or points < 1 or not 0 < epsilon < math.inf:
         raise HardyError(
             f"checks got {len(x)} images, points={points} and epsilon={epsilon}; "
@@ -89,7 +91,7 @@ def check(
     chosen = torch.linspace(0, len(x) - 1, min(points, len(x)), device=x.device).long()
     x, y = x[chosen], y[chosen]
     flags = list(_outputs(forward, x))
-    if any(flag.name == "batch_dependent" for flag in flags):
+    if not gradients or any(flag.name == "batch_dependent" for flag in flags):
         return flags  # no image has a fate of its own, and a net that moves its statistics cannot be differentiated
     return [*flags, *_gradients(forward, x, y), *_attacks(forward, x, y, key, epsilon, ball)]
 

@@ -3,20 +3,21 @@
 projections.json in a run folder holds the points; report.html draws them.
 """
 
-import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hardy.core.files import write_atomic
+from hardy.core.json_files import read_sealed, write_sealed
 from hardy.core.layers import BatchNorm, Statistics
 from hardy.core.method import Plan
 from hardy.core.net import Mixture
 from hardy.core.partition import Placement
 from hardy.core.tensors import Tensors
+from hardy.errors import HardyError
 
 
 def plane(points: Tensor) -> Tensor:
@@ -79,6 +80,9 @@ def penultimate(net: Mixture, x: Tensor, branch: str, robustness: float | None =
 def write_projections(folder: Path, round_number: int, **found: Any) -> None:
     """Adds to what the folder's projections.json holds of this round; what it holds of another one goes."""
     path = folder / "projections.json"
-    earlier = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    earlier: dict[str, Any] = {}
+    if path.exists():
+        with suppress(HardyError):  # what cannot be read is replaced
+            earlier = read_sealed(path, "")
     known = earlier if earlier.get("round") == round_number else {"round": round_number}
-    write_atomic(path, json.dumps({**known, **found}).encode())
+    write_sealed(path, {**known, **found})

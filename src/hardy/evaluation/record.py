@@ -2,18 +2,26 @@
 
 import dataclasses
 import hashlib
-import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
+from torch import Tensor
 
 from hardy.attacks.threats import Threat
 from hardy.core.federation import Client
-from hardy.core.files import versions, write_atomic
-from hardy.evaluation.measure import Mask, ServedClients, summarise
+from hardy.core.files import file_lock, versions
+from hardy.core.json_files import read_sealed, write_sealed
+from hardy.core.metric import Metric
+from hardy.errors import HardyError
+from hardy.evaluation.measure import ServedClients, figures
 from hardy.evaluation.serving import Served
+
+EVALUATION_LOCK = ".evaluation.lock"
+"""held while figures are read, added to and written back, so that evaluations at the same time lose nothing"""
+_LOG = logging.getLogger("hardy")
 
 
 class EvaluationRecord:
@@ -29,8 +37,10 @@ class EvaluationRecord:
         round_number: int,
         seed: int,
         settings: dict[str, Any],
+        metrics: Sequence[Metric] = (),
     ) -> None:
         self.path, self.clients, self.round = path, clients, round_number
+        self.served, self.metrics = served, metrics
         self.images = [len(rows) for rows in served.rows]
         provenance = {
             "round": round_number,
@@ -40,18 +50,43 @@ class EvaluationRecord:
             "seed": seed,
             "versions": versions(),
         }
-        self.found: dict[str, Any] = {"provenance": provenance, "robust_accuracy": {}, "unfinished": {}}
-        if path and path.exists():
-            try:
-                earlier = json.loads(path.read_text("utf-8"))
-                if earlier.get("provenance") == provenance:
-                    self.found = earlier
-            except (OSError, ValueError, AttributeError):
-                pass  # unreadable: measured anew
+        self.found: dict[str, Any] = {"provenance": provenance, "unfinished": {}}
+        self.found |= {"metrics": {}, "robust_accuracy": {}, "robust_metrics": {}}
+        self.found |= self._known()
 
-    def figures(self, standing: Sequence[Mask]) -> dict[str, Any]:
-        """Accuracies with the round and the number of images they are of."""
-        return {**summarise(standing, self.clients), "round": self.round, "images": sum(self.images)}
+    def _known(self) -> dict[str, Any]:
+        """What the file holds of the same networks and settings; {} if it cannot be read: measured anew."""
+        if not self.path or not self.path.exists():
+            return {}
+        try:
+            earlier = read_sealed(self.path, "It is measured anew.")
+        except HardyError as error:
+            _LOG.warning("%s", error)
+            return {}
+        same = earlier.get("provenance") == self.found["provenance"]
+        return earlier if same and all(isinstance(earlier.get(key), dict) for key in self.found) else {}
+
+    def put_clean(self, answers: Sequence[Tensor]) -> None:
+        """Notes what the networks answer when nobody attacks."""
+        self.found["standard_accuracy"] = self._figures(answers)
+        self.found["metrics"] |= self._metrics(answers)
+
+    def _figures(self, answers: Sequence[Tensor], metric: Metric | None = None) -> dict[str, Any]:
+        """Accuracies, or a metric, with the round and the number of images they are of."""
+        values = self.served.figure_of(metric, answers)
+        return figures(values, self.clients, self.images, self.round, metric)
+
+    def _metrics(self, answers: Sequence[Tensor]) -> dict[str, Any]:
+        return {one.name: {**self._figures(answers, one), "metric": _describe_metric(one)} for one in self.metrics}
+
+    def alias(self, threat: Threat) -> bool:
+        """Whether the same attack is known under another name; its figures then stand under this one too."""
+        for name, known in list(self.found["robust_accuracy"].items()):
+            if known["attack"] == _describe(threat):
+                for group in ("robust_accuracy", "robust_metrics"):
+                    if name in self.found[group]:
+                        self.found[group].setdefault(threat.name, self.found[group][name])
+        return self._finished(threat)
 
     def needs(self, threat: Threat, stage: str) -> bool:
         begun = self.found["unfinished"].get(threat.name, {"stages": {}})
@@ -59,35 +94,72 @@ class EvaluationRecord:
 
     def _finished(self, threat: Threat) -> bool:
         known = self.found["robust_accuracy"].get(threat.name)
-        return known is not None and known["attack"] == _describe(threat)
+        metrics = self.found["robust_metrics"].get(threat.name, {})
+        measured = all(metrics.get(one.name, {}).get("metric") == _describe_metric(one) for one in self.metrics)
+        return known is not None and known["attack"] == _describe(threat) and measured
 
-    def stood(self, threat: Threat) -> list[Mask] | None:
-        """The points standing after the stages done."""
+    def answers_after(self, threat: Threat, clean: Sequence[Tensor]) -> list[Tensor]:
+        """The logits after the stages done."""
         held = self.found["unfinished"].get(threat.name)
-        return [np.array(mask, dtype=bool) for mask in held["standing"]] if held else None
+        if not held:
+            return list(clean)
+        return [
+            torch.tensor(rows, dtype=like.dtype).view(like.shape)
+            for rows, like in zip(held["logits"], clean, strict=True)
+        ]
 
-    def put(self, threat: Threat, stage: str, standing: list[Mask], *, last: bool) -> None:
-        """Notes what a stage of an attack left standing."""
+    def put(self, threat: Threat, stage: str, answers: list[Tensor], *, last: bool) -> None:
+        """Notes what a stage of an attack left: of each row the logits."""
         held = self.found["unfinished"].setdefault(threat.name, {"stages": {}})
-        held["stages"][stage] = summarise(standing, self.clients)["mean"]
-        held["standing"] = [mask.astype(int).tolist() for mask in standing]
+        held["stages"][stage] = self._figures(answers)["mean"]
+        held["logits"] = [logits.tolist() for logits in answers]
         if last:
             del self.found["unfinished"][threat.name]
-            figures = {**self.figures(standing), "attack": _describe(threat), "stages": held["stages"]}
-            self.found["robust_accuracy"][threat.name] = figures
-        if self.path:
-            write_atomic(self.path, json.dumps(self.found).encode())
+            found = {**self._figures(answers), "attack": _describe(threat), "stages": held["stages"]}
+            self.found["robust_accuracy"][threat.name] = found
+            self.found["robust_metrics"].setdefault(threat.name, {}).update(self._metrics(answers))
+        self._write()
 
     def result(self, chosen: Sequence[Threat]) -> dict[str, Any]:
         """All that is known, of these threats."""
-        if self.path:
-            write_atomic(self.path, json.dumps(self.found, indent=1).encode())
-        wanted = {threat.name: self.found["robust_accuracy"][threat.name] for threat in chosen}
-        return {**self.found, "robust_accuracy": wanted}
+        self._write(indent=1)
+        names = [metric.name for metric in self.metrics]
+        robust, attacked = self.found["robust_accuracy"], self.found["robust_metrics"]
+        return {
+            **self.found,
+            "metrics": {name: self.found["metrics"][name] for name in names},
+            "robust_accuracy": {threat.name: robust[threat.name] for threat in chosen},
+            "robust_metrics": {t.name: {name: attacked[t.name][name] for name in names} for t in chosen if names},
+        }
+
+    def _write(self, indent: int | None = None) -> None:
+        """Writes what is known, with what others have found since; where both have a figure, ours counts."""
+        if not self.path:
+            return
+        with file_lock(self.path.with_name(EVALUATION_LOCK), wait=True):
+            theirs = self._known()
+            done = {**theirs.get("robust_accuracy", {}), **self.found["robust_accuracy"]}
+            begun = {name: value for name, value in theirs.get("unfinished", {}).items() if name not in done}
+            attacked = dict(theirs.get("robust_metrics", {}))
+            for threat, metrics in self.found["robust_metrics"].items():
+                attacked[threat] = {**attacked.get(threat, {}), **metrics}
+            self.found = {
+                **theirs,
+                **self.found,
+                "metrics": {**theirs.get("metrics", {}), **self.found["metrics"]},
+                "robust_accuracy": done,
+                "robust_metrics": attacked,
+                "unfinished": {**begun, **self.found["unfinished"]},
+            }
+            write_sealed(self.path, self.found, indent)
 
 
 def _describe(threat: Threat) -> dict[str, Any]:
     return {"name": type(threat.attack).__name__, **dataclasses.asdict(threat.attack)}
+
+
+def _describe_metric(metric: Metric) -> dict[str, Any]:
+    return {"name": metric.name, **dataclasses.asdict(metric)}
 
 
 def fingerprint(served: Served) -> str:

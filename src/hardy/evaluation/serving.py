@@ -12,12 +12,12 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from hardy.core import tensors
 from hardy.core.engine import Branches
 from hardy.core.layers import BatchNorm, Statistics, UseStatistics, calling
 from hardy.core.method import Plan
+from hardy.core.modes import call_model
 from hardy.core.net import Mixture, Net
 from hardy.core.partition import Placement, Role
 from hardy.core.protocols import Norm
@@ -144,7 +144,7 @@ def recompute_statistics(model: nn.Module, held: Tensors, images: Tensor) -> Ten
     hooks = [m.register_forward_pre_hook(measure) for m in model.modules() if isinstance(m, BatchNorm)]
     try:
         with calling(branch="clean", statistics="running", key=None):
-            functional_call(model, measured, (images,))
+            call_model(model, measured, images, key=None)
     finally:
         for hook in hooks:
             hook.remove()

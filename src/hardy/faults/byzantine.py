@@ -90,7 +90,7 @@ class FallOfEmpires(ByzantineAttack):
     """The mean of the honest, turned round and stretched: −τ·mean (Xie et al., UAI 2019)."""
 
     factor: float = 2.0
-    """τ"""
+    """τ, how far the mean of the honest is stretched"""
     flips_signs = True
 
     def __post_init__(self) -> None:
@@ -158,6 +158,7 @@ class NotFinite(ByzantineAttack):
     """NaN or infinity in every place, variances too."""
 
     value: Literal["nan", "inf", "-inf"] = "nan"
+    """what is sent"""
 
     def craft_reply(self, view: AttackView) -> Tensor:
         return torch.full_like(view.own, float(self.value))
@@ -169,6 +170,7 @@ class TinyLoss(ByzantineAttack):
     """An honest reply with a loss near 0, which rules that favour small losses (SFAT) would reward."""
 
     loss: float = 1e-6
+    """the loss that is claimed"""
 
     def figures(self, updates: Updates, hostile: Tensor) -> Updates:
         return replace(updates, loss=torch.where(hostile, self.loss, updates.loss))
@@ -189,6 +191,7 @@ class InflatedCount(ByzantineAttack):
     """An honest reply that claims many times the examples it was trained on."""
 
     factor: float = 1000.0
+    """times the true number of examples"""
 
     def __post_init__(self) -> None:
         _require_factor(self.factor, "inflated_count factor")

@@ -1,30 +1,23 @@
-"""What a deployment needs on disk: certificates, keys, and the small app folder that `flwr run` sends out."""
+"""Keys and certificates of a deployment, one folder for each party, and what is checked before they are used.
+
+The certificate of a node is its identity: it names the client's number. The server lists the certificates it admits.
+"""
 
 import datetime
 import ipaddress
 import os
 import re
-import shlex
+import ssl
+import stat
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hardy.config import Experiment, dump
 from hardy.core.files import disk, write_atomic
 from hardy.errors import HardyError
-from hardy.flower import ENVIRONMENT
 
-CONNECTION = "hardy"
-"""the SuperLink's name in Flower's own configuration"""
-_APP = '''"""A Flower app that runs experiment.toml with Hardy; see docs/flower.md of Hardy."""
-
-from pathlib import Path
-
-from hardy.flower.apps import client_app, server_app
-
-server = server_app(Path(__file__).with_name("experiment.toml"))
-client = client_app()
-'''
+_NODE = re.compile(r"node-(\d+)")
 
 
 def require_flower() -> None:
@@ -38,76 +31,170 @@ def require_flower() -> None:
 
 
 def certificates(folder: Path, *, hosts: Sequence[str], nodes: int, days: int = 365) -> None:
-    """Writes ca.pem, server.pem and server.key for the SuperLink's hosts, and node-N.key and node-N.pub for each node.
+    """Writes the folder `server` and a folder `node-N` for each node; every party gets its own folder and no other.
 
+    Each holds ca.pem and the party's certificate and key; `server` also holds the certificates of the nodes it admits.
     The authority's own key is used once and not kept. Existing files are never overwritten.
     """
     require_flower()
     from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+    from cryptography.hazmat.primitives.serialization import Encoding
 
     if nodes < 1:
         raise HardyError(f"--nodes is {nodes}; it must be 1 or more.")
     if days < 1:
         raise HardyError(f"--days is {days}; it must be 1 or more.")
     if not hosts or not all(re.fullmatch(r"[A-Za-z0-9.:_*-]+", host) for host in hosts):
-        raise HardyError(f"--hosts is {','.join(hosts)!r}; name the SuperLink's hosts: server.example.org,10.0.0.1.")
-    if found := sorted(path.name for path in folder.glob("*.key")):
-        raise HardyError(f"{folder} already holds keys ({found[0]}, ...); choose another folder.")
+        raise HardyError(f"--hosts is {','.join(hosts)!r}; name the server's hosts: server.example.org,10.0.0.1.")
+    if (folder / "server").exists():
+        raise HardyError(f"{folder} already holds keys (server, ...); choose another folder.")
+    authority = _Authority(days)
+    ca = authority.certificate.public_bytes(Encoding.PEM)
+    names = x509.SubjectAlternativeName([_host(host) for host in hosts])
+    made = {"server": authority.issue(hosts[0], x509.ExtendedKeyUsageOID.SERVER_AUTH, names)}
+    for number in range(nodes):
+        made[f"node-{number}"] = authority.issue(f"node-{number}", x509.ExtendedKeyUsageOID.CLIENT_AUTH)
     with disk(str(folder)):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    now = datetime.datetime.now(datetime.UTC)
+    for party, (certificate, key) in made.items():
+        with disk(str(folder / party)):
+            (folder / party).mkdir(mode=0o700)
+        own = "server" if party == "server" else "node"
+        write_atomic(folder / party / "ca.pem", ca)
+        write_atomic(folder / party / f"{own}.pem", certificate)
+        _write_secret(folder / party / f"{own}.key", key)
+        if own == "node":
+            write_atomic(folder / "server" / f"{party}.pem", certificate)
 
-    def signed(subject: str, key: Any, issuer: Any, by: Any, *extensions: Any) -> Any:
-        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, subject)])
+
+class _Authority:
+    """Signs the certificates of one deployment, and is gone."""
+
+    def __init__(self, days: int) -> None:
+        from cryptography import x509
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        self.key, self.days = ec.generate_private_key(ec.SECP384R1()), days
+        self.identifier = x509.SubjectKeyIdentifier.from_public_key(self.key.public_key())
+        signs = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+        self.name = _common_name("Hardy federation")
+        constraints = x509.BasicConstraints(ca=True, path_length=0)
+        self.certificate = self._sign(self.name, self.key, (constraints, True), (signs, True), (self.identifier, False))
+
+    def issue(self, name: str, usage: Any, *more: Any) -> tuple[bytes, bytes]:
+        """A certificate and its key, for one use: as a server, or as a client."""
+        from cryptography import x509
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+        key = ec.generate_private_key(ec.SECP384R1())
+        made = self._sign(
+            _common_name(name),
+            key,
+            (x509.BasicConstraints(ca=False, path_length=None), True),
+            (x509.ExtendedKeyUsage([usage]), True),
+            (x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(self.identifier), False),
+            *((extension, False) for extension in more),
+        )
+        secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        return made.public_bytes(Encoding.PEM), secret
+
+    def _sign(self, subject: Any, key: Any, *extensions: Any) -> Any:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes
+
+        now = datetime.datetime.now(datetime.UTC)
         builder = x509.CertificateBuilder(
-            issuer_name=issuer or name,
-            subject_name=name,
+            issuer_name=self.name,
+            subject_name=subject,
             public_key=key.public_key(),
             serial_number=x509.random_serial_number(),
             not_valid_before=now - datetime.timedelta(minutes=5),
-            not_valid_after=now + datetime.timedelta(days=days),
+            not_valid_after=now + datetime.timedelta(days=self.days),
         )
         for extension, critical in extensions:
             builder = builder.add_extension(extension, critical)
-        return builder.sign(by, hashes.SHA384())
+        return builder.sign(self.key, hashes.SHA384())
 
-    authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
-    identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
-    signs = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    ca = signed(
-        "Hardy federation",
-        authority,
-        None,
-        authority,
-        (x509.BasicConstraints(ca=True, path_length=0), True),
-        (signs, True),
-        (identifier, False),
-    )
-    names = [_host(host) for host in hosts]
-    usage = x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH])
-    known = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
-    certificate = signed(
-        hosts[0],
-        server,
-        ca.subject,
-        authority,
-        (x509.SubjectAlternativeName(names), False),
-        (x509.BasicConstraints(ca=False, path_length=None), True),
-        (usage, False),
-        (known, False),
-    )
-    write_atomic(folder / "ca.pem", ca.public_bytes(Encoding.PEM))
-    write_atomic(folder / "server.pem", certificate.public_bytes(Encoding.PEM))
-    _secret(folder / "server.key", server.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    for number in range(nodes):
-        key = ec.generate_private_key(ec.SECP384R1())
-        _secret(folder / f"node-{number}.key", key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-        write_atomic(
-            folder / f"node-{number}.pub", key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+
+@dataclass(frozen=True)
+class Keys:
+    """The folder of one party, checked."""
+
+    folder: Path
+    role: str
+    """server or node"""
+    number: int | None
+    """of a node: its client's number"""
+
+    def file(self, suffix: str) -> str:
+        return str(self.folder / f"{self.role}.{suffix}")
+
+    def context(self) -> ssl.SSLContext:
+        """TLS 1.3 in which both sides show a certificate of this deployment."""
+        server = self.role == "server"
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+        made.minimum_version = ssl.TLSVersion.TLSv1_3
+        made.verify_mode = ssl.CERT_REQUIRED
+        made.load_verify_locations(str(self.folder / "ca.pem"))
+        made.load_cert_chain(self.file("pem"), self.file("key"))
+        return made
+
+    def admitted(self) -> dict[bytes, int]:
+        """Certificate -> number, of the nodes the server admits now. Without its file a node is shut out."""
+        found = {}
+        for path in self.folder.glob("node-*.pem"):
+            if match := _NODE.fullmatch(path.stem):
+                found[ssl.PEM_cert_to_DER_cert(path.read_text("ascii"))] = int(match[1])
+        return found
+
+
+def load_keys(folder: Path, role: str, now: datetime.datetime | None = None) -> Keys:
+    """A party's keys; an error if they are incomplete, readable by others, not valid now, or do not fit together."""
+    require_flower()
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    now = now or datetime.datetime.now(datetime.UTC)
+    for name in ("ca.pem", f"{role}.pem", f"{role}.key"):
+        if not (folder / name).is_file():
+            raise HardyError(
+                f"{folder} lacks {name}; name the folder of this party that `hardy deploy certificates` has written."
+            )
+    key = folder / f"{role}.key"
+    if (mode := stat.S_IMODE(key.stat().st_mode)) & 0o077:
+        raise HardyError(f"{key} can be read by others (mode {mode:o}); `chmod 600 {key}`, and think of it as known.")
+    ca, own = (x509.load_pem_x509_certificate((folder / n).read_bytes()) for n in ("ca.pem", f"{role}.pem"))
+    for name, found in (("ca.pem", ca), (f"{role}.pem", own)):
+        if now < found.not_valid_before_utc:
+            raise HardyError(
+                f"{folder / name} is valid from {found.not_valid_before_utc:%Y-%m-%d %H:%M} UTC on; this machine's "
+                f"clock says {now:%Y-%m-%d %H:%M}. Set the clock."
+            )
+        if now > found.not_valid_after_utc:
+            raise HardyError(
+                f"{folder / name} expired on {found.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; this machine's clock says "
+                f"{now:%Y-%m-%d %H:%M}. Make new ones with `hardy deploy certificates`, or set the clock."
+            )
+    try:
+        own.verify_directly_issued_by(ca)
+    except Exception:
+        raise HardyError(f"{folder / role}.pem is not signed by {folder / 'ca.pem'}; take both from one set.") from None
+    if load_pem_private_key(key.read_bytes(), None).public_key() != own.public_key():
+        raise HardyError(f"{key} does not belong to {role}.pem; take both from one set.")
+    subject = str(own.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value)
+    match = _NODE.fullmatch(subject)
+    if role == "node" and not match:
+        raise HardyError(
+            f"{folder / 'node.pem'} names {subject!r}, not node-0, node-1, ...; it is no node's certificate."
         )
+    return Keys(folder, role, int(match[1]) if match else None)
+
+
+def _common_name(name: str) -> Any:
+    from cryptography import x509
+
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
 
 
 def _host(host: str) -> Any:
@@ -119,45 +206,6 @@ def _host(host: str) -> Any:
         return x509.DNSName(host)
 
 
-def _secret(path: Path, content: bytes) -> None:
+def _write_secret(path: Path, content: bytes) -> None:
     with disk(str(path)), os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
-
-
-def app(folder: Path, experiment: Experiment, *, superlink: str, authority: Path, out: Path) -> None:
-    """Writes a Flower app that runs the experiment, Flower's own configuration, and the settings of its environment."""
-    if (folder / "pyproject.toml").exists():
-        raise HardyError(f"{folder} already holds an app; choose another folder.")
-    project = {
-        "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
-        "project": {
-            "name": "hardy-app",
-            "version": "1.0.0",
-            "description": "An experiment of Hardy over Flower.",
-            "license": "Apache-2.0",
-            "dependencies": ["hardy-fl[flower]"],
-        },
-        "tool": {
-            "flwr": {
-                "app": {
-                    "publisher": "hardy",
-                    "components": {"serverapp": "hardy_app.app:server", "clientapp": "hardy_app.app:client"},
-                    "config": {"out": str(out.absolute()), "experiment": ""},
-                }
-            }
-        },
-    }
-    home = folder.absolute() / ".flwr"
-    link = {"address": superlink, "root-certificates": str(authority.absolute())}
-    with disk(str(folder)):
-        (folder / "hardy_app").mkdir(parents=True, exist_ok=True)
-        home.mkdir(exist_ok=True)
-    write_atomic(folder / "pyproject.toml", dump(project).encode() + b"\n")
-    write_atomic(folder / "hardy_app" / "__init__.py", b"")
-    write_atomic(folder / "hardy_app" / "app.py", _APP.encode())
-    write_atomic(folder / "hardy_app" / "experiment.toml", experiment.to_toml().encode() + b"\n")
-    flower = {"superlink": {"default": CONNECTION, CONNECTION: link}}
-    write_atomic(home / "config.toml", dump(flower).encode() + b"\n")
-    settings = {**ENVIRONMENT, "FLWR_HOME": str(home)}
-    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in settings.items()]
-    write_atomic(folder / "environment", "".join(lines).encode())

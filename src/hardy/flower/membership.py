@@ -2,12 +2,15 @@
 
 import logging
 import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hardy.errors import HardyError
+from hardy.errors import HardyError, printable
 from hardy.flower import wire
-from hardy.runs.profiles import Profile, printable
+from hardy.flower.limits import ReplyMeter, ReplyTooLarge
+from hardy.runs.profiles import Profile
 
 PAUSE = 0.2
 """seconds between two looks for replies; Flower's own send_and_receive takes 3"""
@@ -23,6 +26,8 @@ class Membership:
     grid: Any
     experiment: str
     clients: int
+    certified: Callable[[], dict[int, int]] | None = None
+    """client -> node id, by the certificates that nodes have shown; None where nobody checks them"""
     profiles: dict[int, Profile] = field(default_factory=dict)
     """as first registered; a node that comes back must still have the same"""
     nodes: dict[int, int] = field(default_factory=dict)
@@ -31,11 +36,21 @@ class Membership:
     """node id -> number of the message that asks who it is"""
     _greeted: dict[int, float] = field(default_factory=dict)
     """node id -> when it was sent"""
+    most_rows: int = 10**7
+    """rows that a client may say it holds"""
+    refused: dict[int, str] = field(default_factory=dict)
+    """client -> why its last profile was refused"""
+
+    def __post_init__(self) -> None:
+        self._meter = ReplyMeter(self.grid)
 
     def refresh(self) -> dict[int, int]:
         """Client -> node id of those online now. Nodes not seen before are greeted; their answer counts next time."""
         online = set(self.grid.get_node_ids())
         self.nodes = {client: node for client, node in self.nodes.items() if node in online}
+        if self.certified is not None:  # a node that was started again has another id
+            known = self.certified()
+            self.nodes = {client: node for client, node in self.nodes.items() if known.get(client) == node}
         self._asked = {node: number for node, number in self._asked.items() if node in online}
         self._greeted = {node: when for node, when in self._greeted.items() if node in online}
         for node, number in list(self._asked.items()):
@@ -57,14 +72,23 @@ class Membership:
         (number,) = self.grid.push_messages([Message(content, node, kind, group_id=group, ttl=ttl)]) or (None,)
         return number or None
 
-    def pull(self, number: str) -> Any:
+    def pull(self, number: str, most: int = 2**20) -> Any:
         """The content of the reply to a message, or in words why there will be none; None: not yet.
 
-        One at a time: a reply made to break its reader takes no other with it, and only one is in memory.
+        One at a time: a reply made to break its reader takes no other with it. One of more than `most` bytes is refused
+        while it is fetched, and in any case before it is decoded.
         """
         try:
-            for reply in self.grid.pull_messages([number]):
-                return f"failed: {printable(reply.error.reason, 300)}" if reply.has_error() else reply.content
+            with self._meter.limit(2 * most):
+                found = self.grid.pull_messages([number])
+            for reply in found:
+                if reply.has_error():
+                    return f"failed: {printable(reply.error.reason, 300)}"
+                if (size := wire.size(reply.content)) > most:
+                    return f"refused: a reply of {size} bytes, limit {most}"
+                return reply.content
+        except ReplyTooLarge as error:
+            return f"refused: a reply of {error}"
         except Exception as error:
             return f"refused: cannot be read ({type(error).__name__}: {printable(error)})"
         return None
@@ -74,9 +98,12 @@ class Membership:
             _LOG.warning("node %s cannot take part: %s", node, reply)
             return
         try:
-            profile = Profile.read(wire.settings(reply).get("profile"), self.clients)
+            profile = Profile.read(wire.settings(reply).get("profile"), self.clients, self.most_rows)
         except ValueError as error:
             _LOG.warning("node %s is refused: %s.", node, error)
+            return
+        if self.certified is not None and self.certified().get(profile.client) != node:
+            _LOG.warning("node %s is refused: its certificate is not that of client %d.", node, profile.client)
             return
         taken, first = self.nodes.get(profile.client), self.profiles.get(profile.client)
         if taken is not None and taken != node:
@@ -93,14 +120,33 @@ class Membership:
     def wait(self, patience: float, grace: float) -> None:
         """Until every client is there; those that registered before are waited for only so long."""
         began = time.monotonic()
-        while len(self.refresh()) < self.clients:
+        while len(self.refresh()) < self.clients or self._refuse_odd():
             waited = time.monotonic() - began
             if len(self.profiles) == self.clients and self.nodes and waited > grace:
                 return
             if waited > patience:
                 missing = sorted(set(range(self.clients)) - self.nodes.keys())
+                why = "".join(f" Client {c} was refused: {self.refused[c]}." for c in missing if c in self.refused)
                 raise HardyError(
-                    f"clients {missing} did not register within {patience:g} s (network.patience). Start their nodes, "
-                    "or ask for fewer (network.clients)."
+                    f"clients {missing} did not register within {patience:g} s (network.patience).{why} Start their "
+                    "nodes, or ask for fewer (network.clients)."
                 )
             time.sleep(PAUSE)
+
+    def _refuse_odd(self) -> bool:
+        """Refuses clients whose inputs or classes are not those of most; whether there are any. A run waits for others
+        in their place."""
+        kinds = Counter((profile.shape, profile.classes) for profile in self.profiles.values()).most_common()
+        if len(kinds) == 1 or kinds[0][1] == kinds[1][1]:
+            return False  # as many of one kind as of another: placeholder_federation says so
+        (shape, classes), _ = kinds[0]
+        for client, profile in list(self.profiles.items()):
+            if (profile.shape, profile.classes) != (shape, classes):
+                self.refused[client] = (
+                    f"it holds inputs {profile.shape} of {len(profile.classes)} classes, most clients {shape} of "
+                    f"{len(classes)}"
+                )
+                _LOG.warning("node %s is refused: %s.", self.nodes.get(client), self.refused[client])
+                self.nodes.pop(client, None)
+                del self.profiles[client]
+        return True

@@ -5,6 +5,7 @@ half is hardy.flower.node.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -59,6 +60,8 @@ class Flower:
         self.store: Tensors = {}
         """nothing: clients keep their private tensors"""
         self._wire: dict[str, dict[str, int]] = {}
+        self._silent: dict[tuple[int, int], str] = {}
+        """(round, client) -> why it is not asked again in that round"""
 
     def cast(self, values: Tensors) -> Tensors:
         """Onto the server's device, in its precision."""
@@ -75,7 +78,7 @@ class Flower:
         return {"wire": self._wire}
 
     def train(self, work: Work) -> Iterator[Sequence[Answer] | dict[int, str]]:
-        """The answers of each client as they come in, then why the others will not answer."""
+        """The answers of each client, in the order of clients, then why the others will not answer."""
         slots: dict[int, list[Slot]] = {}
         for slot in work.slots:
             slots.setdefault(slot.client, []).append(slot)
@@ -115,12 +118,13 @@ class Flower:
         )
 
     def measure(self, state: ServerState, asked: Sequence[Question], branches: Branches) -> list[list[float | None]]:
-        """The share of its own rows that each client classifies rightly, for each question, as the nodes say."""
-        asked = [Question(part, threat and parse_threat(threat).name) for part, threat in asked]
+        """Each client's figure for each question, as the nodes say; one outside a metric's bounds is not believed."""
+        asked = [question._replace(threat=_threat_name(question.threat)) for question in asked]
         shared = wire.pack(self.plan.aggregator.served(state.shared, state.memory))
         settings: dict[str, Any] = {
-            "parts": [part for part, _ in asked],
-            "threats": [threat for _, threat in asked],
+            "parts": [question.part for question in asked],
+            "threats": [question.threat for question in asked],
+            "metrics": [question.metric.name if question.metric else "" for question in asked],
             **{name: getattr(branches, name) for name in ("attack", "predict") if getattr(branches, name)},
         }
         found: list[list[float | None]] = [[None] * len(self.data.clients) for _ in asked]
@@ -138,7 +142,8 @@ class Flower:
                 continue
             for place, question in enumerate(asked):
                 value = said.get(str(question))
-                if isinstance(value, float) and 0 <= value <= 1:
+                low, high = question.metric.bounds if question.metric else (0.0, 1.0)
+                if isinstance(value, float) and math.isfinite(value) and low <= value <= high:
                     found[place][client] = value
         return found
 
@@ -148,39 +153,34 @@ class Flower:
     def _ask(
         self, kind: str, round_number: int, clients: Sequence[int], content: Callable[[int], Any], *, least: int = 0
     ) -> Iterator[tuple[int, Any]]:
-        """(client, reply's content or why there is none), as they come. With fewer than `least` replies at the
-        deadline, those that have not answered are asked again."""
-        waiting, heard, lost = list(clients), 0, dict[int, str]()
-        end = time.monotonic() + self.network.patience
-        while waiting:
-            began, nodes, earlier = time.monotonic(), self.roll.refresh(), lost
-            lost = {client: "away: its node is not online" for client in waiting if client not in nodes}
-            pending: dict[str, int] = {}
-            for client in (c for c in waiting if c in nodes):  # one by one: only one message is held at a time
-                asked = content(client)
-                self._count(client, "down", asked)
-                if number := self.roll.push(kind, asked, nodes[client], str(round_number), self.network.deadline):
-                    pending[number] = client
+        """(client, reply's content or why there is none), in the order of `clients` whenever they come, since sums are
+        rounded by their order. A reply waits for those before it. With fewer than `least` replies at the deadline,
+        those that have not answered are asked again. Who was silent in a round is not asked again in it."""
+        mute = {client: why for (at, client), why in self._silent.items() if at == round_number}
+        left, held, lost, heard, turn = [c for c in clients if c not in mute], dict[int, Any](), dict(mute), 0, 0
+        least, end = min(least, len(clients)), time.monotonic() + self.network.patience
+
+        def ready() -> Iterator[tuple[int, Any]]:
+            nonlocal turn
+            while turn < len(clients) and (clients[turn] in held or (clients[turn] in lost and heard >= least)):
+                if clients[turn] in held:
+                    yield clients[turn], held.pop(clients[turn])
+                turn += 1
+
+        while left:
+            earlier = dict(lost)
+            for client in left:
+                lost.pop(client, None)
+            for client, came in self._round_trip(kind, round_number, left, content):
+                if isinstance(came, str):
+                    lost[client] = came
                 else:
-                    lost[client] = "failed: the SuperLink did not take the message"
-            while pending and time.monotonic() - began < self.network.deadline:
-                for number, client in list(pending.items()):
-                    if (reply := self.roll.pull(number)) is None:
-                        continue
-                    del pending[number]
-                    if isinstance(reply, str):
-                        lost[client] = reply
-                        continue
-                    heard += 1
-                    waiting.remove(client)
-                    self._count(client, "up", reply)
-                    yield client, reply
-                if pending:
-                    time.sleep(min(3.0, max(PAUSE, 0.1 * len(pending))))  # every look is a request for each
-            lost |= dict.fromkeys(pending.values(), f"silent: no reply within {self.network.deadline:g} s")
+                    held[client], heard = came, heard + 1
+                yield from ready()
+            left = [client for client in left if client in lost]
             for client, why in lost.items() - earlier.items():
                 _LOG.warning("round %d, %s: client %d %s", round_number + 1, kind, client, why)
-            if heard >= min(least, len(clients)):
+            if heard >= least:
                 break
             if time.monotonic() > end:
                 raise HardyError(
@@ -191,12 +191,49 @@ class Flower:
             if lost != earlier:
                 _LOG.warning("round %d: %d replies of the %d needed; asking again", round_number + 1, heard, least)
             time.sleep(5 * PAUSE)
+        yield from ready()
         _LOG.info("round %d, %s: %d of %d clients answered", round_number + 1, kind, heard, len(clients))
-        yield from ((client, lost[client]) for client in waiting)
+        silent = {(round_number, c): why for c, why in lost.items() if why.startswith("silent")}
+        self._silent = {key: why for key, why in self._silent.items() if key[0] == round_number} | silent
+        yield from lost.items()
+
+    def _round_trip(
+        self, kind: str, round_number: int, clients: Sequence[int], content: Callable[[int], Any]
+    ) -> Iterator[tuple[int, Any]]:
+        """Asks each client once; (client, reply's content or why there is none) as they come, until the deadline."""
+        began, nodes = time.monotonic(), self.roll.refresh()
+        pending: dict[str, int] = {}
+        most: dict[int, int] = {}
+        for client in clients:  # one by one: only one message is held at a time
+            if client not in nodes:
+                yield client, "away: its node is not online"
+                continue
+            asked = content(client)
+            self._count(client, "down", asked)
+            most[client] = 4 * wire.size(asked) + 2**20  # what comes back is like what was sent
+            if number := self.roll.push(kind, asked, nodes[client], str(round_number), self.network.deadline):
+                pending[number] = client
+            else:
+                yield client, "failed: the SuperLink did not take the message"
+        while pending and time.monotonic() - began < self.network.deadline:
+            for number, client in list(pending.items()):
+                if (reply := self.roll.pull(number, most[client])) is None:
+                    continue
+                del pending[number]
+                if not isinstance(reply, str):
+                    self._count(client, "up", reply)
+                yield client, reply
+            if pending:
+                time.sleep(min(3.0, max(PAUSE, 0.1 * len(pending))))  # every look is a request for each
+        yield from ((client, f"silent: no reply within {self.network.deadline:g} s") for client in pending.values())
 
     def _count(self, client: int, way: str, content: Any) -> None:
         counts = self._wire.setdefault(str(client), {"down": 0, "up": 0})
         counts[way] += wire.size(content)
+
+
+def _threat_name(threat: str) -> str:
+    return parse_threat(threat).name if threat else ""
 
 
 def compressed_names(plan: Plan) -> list[str]:

@@ -6,6 +6,7 @@ Context, which is lost with the run and with the SuperNode.
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -13,35 +14,36 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from safetensors.torch import load, save
 
 from hardy import config
-from hardy.config import Experiment
+from hardy.attacks.threats import parse_threat
+from hardy.config import Experiment, to_table
 from hardy.core import tensors
 from hardy.core.engine import Branches, DataPart, Question
 from hardy.core.federation import Client, Federation
-from hardy.core.files import disk, write_atomic
 from hardy.core.messages import Slot, Work
-from hardy.core.method import BuildModel, Method
+from hardy.core.method import Method
 from hardy.core.partition import Placement
 from hardy.core.state import ServerState
 from hardy.core.tensors import Tensors
-from hardy.data import array_sources, readers, sources
+from hardy.data import sources
 from hardy.data.splits import blocks, federate
 from hardy.engines.device_data import DeviceData
 from hardy.engines.sequential import Sequential
 from hardy.errors import HardyError
 from hardy.evaluation.measure import LocalMeasure
 from hardy.flower import wire
+from hardy.flower.memory import Memory
 from hardy.flower.network_engine import compressed_names
+from hardy.flower.settings import NODE_SETTINGS
 from hardy.runs import prepare as experiment
+from hardy.runs.networks import OwnModel
 from hardy.runs.profiles import KINDS, Profile
+from hardy.user_code import Allow, refused, resolve
 
-KEYS = {"client", "data", "source", "domain", "kind", "capacity", "state", "device", "threads", "classes"}
+KEYS = {*NODE_SETTINGS, "client", "state"}
 """what a node's configuration may hold"""
 _LOG = logging.getLogger("flwr")
-_KEPT = 3
-"""rounds whose private tensors are kept: the server has two checkpoints to go back to, and a round it is in"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,7 +51,7 @@ class Given:
     """What an app brings as objects, in place of the names in the experiment."""
 
     method: Method | None = None
-    model: BuildModel | None = None
+    model: OwnModel | None = None
     data: Federation | None = None
 
 
@@ -58,14 +60,18 @@ class Node:
 
     def __init__(self, text: str, settings: tuple[tuple[str, Any], ...], given: Given) -> None:
         own = dict(settings)
+        self.text, self.settings, self.figures = text, own, own.get("figures", True)
+        if not isinstance(self.figures, bool):
+            raise HardyError(f"figures={self.figures!r} in the node's settings; it must be true or false.")
         if unknown := own.keys() - KEYS:
             raise HardyError(f"node configuration {min(unknown)!r} is unknown. Known: {', '.join(sorted(KEYS))}.")
         if "client" not in own:
             raise HardyError("the node's configuration names no client; add client=0 (or 1, 2, ...) to --node-config.")
         if (kind := own.get("kind", "")) not in KINDS:
             raise HardyError(f"kind={kind!r} in --node-config; it must be AT or ST, or absent.")
-        chosen = config.parse(text, where="the server's experiment", check=given.method is None)
+        chosen = _read(text, own, given)
         self.chosen, self.number, self.folder = chosen, int(own["client"]), own.get("state")
+        self.threats = {parse_threat(one).name for one in (*chosen.evaluation.threats, *chosen.evaluation.selecting)}
         data = _data(chosen, own, given)
         if "threads" in own:
             torch.set_num_threads(int(own["threads"]))
@@ -96,7 +102,7 @@ class Node:
             classes=data.classes,
         )
 
-    def train(self, content: Any, memory: "Memory") -> Any:
+    def train(self, content: Any, memory: Memory) -> Any:
         """A round's slots: what is asked for goes back, what is private stays."""
         from flwr.app import MetricRecord, RecordDict
 
@@ -136,8 +142,8 @@ class Node:
         memory.keep(round_number, {**engine.store, **lost})
         return RecordDict(records)
 
-    def evaluate(self, content: Any, memory: "Memory") -> Any:
-        """The share of its own rows it classifies rightly."""
+    def evaluate(self, content: Any, memory: Memory) -> Any:
+        """Its accuracy, or a metric, on its own rows."""
         from flwr.app import MetricRecord, RecordDict
 
         asked = wire.settings(content)
@@ -151,15 +157,25 @@ class Node:
         )
         said: dict[str, Any] = {"round": round_number}
         branches = Branches(attack=_word(asked, "attack"), predict=_word(asked, "predict"))
-        for part, threat in zip(asked["parts"], asked["threats"], strict=True):
-            question = Question(cast(DataPart, str(part)), str(threat))
+        known = {"": None, **{metric.name: metric for metric in self.chosen.evaluation.metrics}}
+        alike: dict[tuple[str, str], list[Question]] = {}
+        for part, threat, metric in zip(asked["parts"], asked["threats"], asked["metrics"], strict=True):
+            if str(metric) not in known or (threat and threat not in self.threats):
+                raise HardyError(f"the server asks about {threat or metric!r}, which the experiment does not name.")
+            question = Question(cast(DataPart, str(part)), str(threat), known[str(metric)])
+            alike.setdefault(question[:2], []).append(question)
+        for questions in alike.values():  # those of one attack need it once
             try:
-                ((value,),) = LocalMeasure(self.engine).measure(state, [question], branches)
+                found = LocalMeasure(self.engine).measure(state, questions, branches)
             except HardyError as error:  # what it has said of other questions holds all the same
                 _LOG.warning("client %d, evaluate: %s", self.number, error)
                 continue
-            said |= {} if value is None else {str(question): value}
-        return RecordDict({"accuracy": MetricRecord(said)})
+            said |= {str(q): value for q, (value,) in zip(questions, found, strict=True) if value is not None}
+        if memory.folder is not None:
+            from hardy.flower.site_model import keep_network
+
+            keep_network(memory.folder, self, state, {k: v for k, v in said.items() if k != "round"}, self.settings)
+        return RecordDict({"accuracy": MetricRecord(said if self.figures else {"round": round_number})})
 
     def _own(self, held: Tensors) -> Tensors:
         """The private tensors held, or their first values."""
@@ -173,54 +189,33 @@ class Node:
         )
 
 
+def allowed_code(own: Mapping[str, Any]) -> Allow:
+    """What a node's own configuration lets it import: whoever writes the experiment must not run what he likes here."""
+    return Allow(
+        listed=tuple(word.strip() for word in str(own.get("allow_import", "")).split(",") if word.strip()),
+        remedy="This node imports no code that the server's experiment names unless its own settings allow it. Get "
+        "that code from whoever wrote the experiment, read it, and start the node again with allow_import=... at the "
+        "end of `hardy deploy node`: the module, or the path of this site's own copy of the file.",
+    )
+
+
+def _read(text: str, own: dict[str, Any], given: Given) -> Experiment:
+    """The server's experiment, with no code but what the node allows."""
+    allow = allowed_code(own)
+    chosen = config.parse(text, where="the server's experiment", check=given.method is None, allow=allow)
+    unused = {"data"} if {"data", "source"} & own.keys() else set()  # a node with rows of its own deals none
+    unused |= {"method"} if given.method is not None else set()
+    unused |= {"model"} if given.model is not None else set()
+    table = {key: value for key, value in to_table(chosen).items() if key not in unused}
+    if (name := refused(table)) is not None:
+        resolve(name)  # says why it is refused
+    return chosen
+
+
 @lru_cache(maxsize=16)
 def node(text: str, settings: tuple[tuple[str, Any], ...], given: Given) -> Node:
     """The node of an experiment and a configuration. Under Flower a process sees one message; elsewhere many."""
     return Node(text, settings, given)
-
-
-class Memory:
-    """A client's private tensors after each of its last rounds, a file each in the node's state folder.
-
-    What a round starts from is the newest of an earlier round, so a server that goes back repeats the round as it was.
-    """
-
-    def __init__(self, folder: str | None, token: str, client: int) -> None:
-        if not (token.isascii() and token.isalnum()):
-            raise HardyError(f"run token {token!r} must be letters and digits.")
-        self.folder = Path(folder) / token / f"client-{client}" if folder else None
-
-    def before(self, round_number: int) -> Tensors:
-        """As they were before a round; {} if it is the client's first."""
-        held = self._held()
-        if earlier := [path for at, path in held.items() if at < round_number]:
-            found: Tensors = load(earlier[-1].read_bytes())
-            return found
-        if len(held) == _KEPT:
-            raise HardyError(
-                f"the server is back at round {round_number + 1}; this client remembers its private tensors from round "
-                f"{min(held) + 2} on. Restore the server's run folder, or start a new run."
-            )
-        return {}
-
-    def keep(self, round_number: int, values: Tensors) -> None:
-        if not values or self.folder is None:
-            return
-        with disk(str(self.folder)):
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomic(
-            self.folder / f"round-{round_number:06d}.safetensors",
-            save({n: t.contiguous().cpu() for n, t in values.items()}),
-        )
-        held = self._held()
-        later = [path for at, path in held.items() if at > round_number]  # of a course the server has left
-        for path in (*later, *[path for at, path in held.items() if at <= round_number][:-_KEPT]):
-            path.unlink()
-
-    def _held(self) -> dict[int, Path]:
-        """Round -> file, in order."""
-        found = sorted(self.folder.glob("round-*.safetensors")) if self.folder else []
-        return {int(path.stem.removeprefix("round-")): path for path in found}
 
 
 def _word(asked: dict[str, Any], name: str) -> str | None:
@@ -268,16 +263,26 @@ def _data(chosen: Experiment, own: dict[str, Any], given: Given) -> Federation:
     )
 
 
+def _classes(given: Any) -> int | list[str]:
+    """Their number, or their names with commas between them."""
+    text = str(given)
+    return int(text) if text.isdecimal() else [name.strip() for name in text.split(",")]
+
+
 def _own(chosen: Experiment, own: dict[str, Any]) -> Federation:
-    """One client of a data set of the node: an .npz file of arrays, or a folder a source can read."""
+    """One client of a data set of the node: own files by their path, or a named source in the folder `data`. Options of
+    the experiment's source hold for own files too, so that all nodes read theirs alike."""
     path = Path(str(own["data"])) if "data" in own else None
-    if path is not None and not path.exists():
+    if path is not None and not path.exists() and not str(path).startswith("hf:"):
         raise HardyError(f"data={str(path)!r} in --node-config; there is no such file or folder on this node.")
-    if path is not None and path.suffix == ".npz":
-        classes = [str(label) for label in range(int(own["classes"]))] if "classes" in own else None
-        dataset = array_sources.arrays(*readers.npz_splits(path), classes=classes, name=path.stem)
+    if "source" in own:
+        dataset = sources.load_dataset(str(own["source"]), path)
     else:
-        dataset = sources.load_dataset(str(own.get("source", "image_folder")), path)
+        name, options = config.named(chosen.data.source, "data.source")
+        options = {} if name in sources.SOURCES else options
+        if "classes" in own:
+            options["classes"] = _classes(own["classes"])
+        dataset = sources.load_dataset(str(path), value_range=chosen.data.range, **options)
     return federate(
         dataset,
         blocks(),

@@ -1,8 +1,11 @@
 """Tensors, settings and figures as Flower's records, and back. Nothing is pickled, and nothing received is trusted."""
 
 from collections.abc import Iterable
+from io import BytesIO
+from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 
 from hardy.core.tensors import Tensors
@@ -21,10 +24,21 @@ def unpack_arrays(content: Any, record: str) -> dict[str, Any]:
     found = {}
     for name, array in content.array_records.get(record, {}).items():
         try:
+            _require_length(array)
             found[name] = array.numpy()
         except Exception:  # whatever bytes a hostile node puts there
             found[name] = array
     return found
+
+
+def _require_length(array: Any) -> None:
+    """Refuses an array whose header asks for more memory than its bytes fill."""
+    stream = BytesIO(array.data)
+    version = np.lib.format.read_magic(stream)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(stream)
+    if prod(shape) * dtype.itemsize != len(array.data) - stream.tell():
+        raise ValueError("the header does not fit the data")
 
 
 def compress(
@@ -77,3 +91,13 @@ def size(content: Any) -> int:
     arrays = sum(len(array.data) + len(name) for record in records for name, array in record.items())
     small = (*content.metric_records.values(), *content.config_records.values())
     return int(arrays + sum(record.count_bytes() for record in small))
+
+
+def contents(content: Any) -> dict[str, Any]:
+    """What a message holds, for the record: the bytes of each tensor, and every other value as it is."""
+    found: dict[str, Any] = {}
+    for name, record in content.array_records.items():
+        found[name] = {tensor: len(array.data) for tensor, array in record.items()}
+    for name, record in (*content.metric_records.items(), *content.config_records.items()):
+        found[name] = dict(record)
+    return found

@@ -15,7 +15,7 @@ MakeNorm = Callable[[int], nn.Module]
 no normalisation."""
 
 Scale = tuple[Sequence[float], Sequence[float]] | None
-"""Mean and std of the input, one number or one a channel. None: the network sees pixels in [0, 1]."""
+"""Mean and std of the input, one number or one a channel (feature). None: the network sees pixels in [0, 1]."""
 
 HALF: Scale = ((0.5,), (0.5,))
 
@@ -49,18 +49,30 @@ def cells(shape: ImageShape, stride: int) -> int:
 
 def entrance(shape: ImageShape, scale: Scale, smallest: int = 1) -> nn.Module:
     """The first layer, from pixels in [0, 1]; refuses an image on which the network's grids would vanish."""
+    if len(shape) == 1:
+        raise HardyError(f"this network needs images, but the data are vectors of {shape[0]} features. Take model mlp.")
     channels, height, width = shape
     if min(height, width) < smallest:
         raise HardyError(
             f"image of {height}x{width} is too small: this network needs {smallest}x{smallest} or more. "
             "Resize the images or choose another model."
         )
+    return _scaled(scale, channels, "channel", axes=2)
+
+
+def vector_entrance(features: int, scale: Scale) -> nn.Module:
+    """The first layer of a network for feature vectors. They come as they are: the usual scale, which is for pixels, is
+    left out."""
+    return _scaled(None if scale == HALF else scale, features, "feature", axes=0)
+
+
+def _scaled(scale: Scale, count: int, unit: str, *, axes: int) -> nn.Module:
     if scale is None:
         return nn.Identity()
     mean, std = map(tuple, scale)
-    if not {len(mean), len(std)} <= {1, channels} or min(std) <= 0:
+    if not {len(mean), len(std)} <= {1, count} or min(std) <= 0:
         raise HardyError(
-            f"scale mean {mean}, std {std} does not fit {channels} channel(s): "
-            f"give 1 or {channels} numbers each, std above 0, or scale=None."
+            f"scale mean {mean}, std {std} does not fit {count} {unit}(s): "
+            f"give 1 or {count} numbers each, std above 0, or scale=None."
         )
-    return InputScale(mean, std)
+    return InputScale(mean, std, axes=axes)

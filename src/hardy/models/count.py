@@ -1,6 +1,6 @@
 """How large a model is."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -27,6 +27,19 @@ class MacCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
+def count_macs(work: Callable[[str], object]) -> int:
+    """The multiply-accumulates of work(device). It is tried on tensors without data (device meta), where nothing is
+    computed; a model that looks at its data, as in `if x.sum() > 0`, is run on the CPU."""
+    try:
+        with MacCounter() as counter:
+            work("meta")
+    except (RuntimeError, NotImplementedError):
+        with MacCounter() as counter:
+            work("cpu")
+    total: int = counter.total
+    return total
+
+
 def parameters(model: nn.Module) -> int:
     """Trainable numbers; statistics and other buffers are not among them."""
     return sum(parameter.numel() for parameter in model.parameters())
@@ -35,14 +48,16 @@ def parameters(model: nn.Module) -> int:
 def macs(model: nn.Module, shape: ImageShape, tensors: Mapping[str, Sequence[int]] | None = None) -> int:
     """Multiply-accumulates of convolutions, linear layers, attention and other matrix products in one forward pass of
     one sample; `tensors` gives the model's other shapes, as in a narrower network."""
-    model = deepcopy(model).to("meta").eval()  # without data: nothing is computed, and the model stays as it is
-    for name, size in (tensors or {}).items():
-        path, _, own = name.rpartition(".")
-        held = getattr(model.get_submodule(path), own)
-        held.data = torch.empty(tuple(size), dtype=held.dtype, device="meta")
-    model.requires_grad_(True)  # nn.MultiheadAttention then makes plain products, which can be counted
-    dtype = next((parameter.dtype for parameter in model.parameters()), None)
-    with MacCounter() as counter, torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        model(torch.empty(1, *shape, dtype=dtype, device="meta"))
-    total: int = counter.total
-    return total
+
+    def forward(device: str) -> None:
+        here = deepcopy(model).to(device).eval()  # the model stays as it is
+        for name, size in (tensors or {}).items():
+            path, _, own = name.rpartition(".")
+            held = getattr(here.get_submodule(path), own)
+            held.data = torch.zeros(tuple(size), dtype=held.dtype, device=device)
+        here.requires_grad_(True)  # nn.MultiheadAttention then makes plain products, which can be counted
+        dtype = next((parameter.dtype for parameter in here.parameters()), None)
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+            here(torch.zeros(1, *shape, dtype=dtype, device=device))
+
+    return count_macs(forward)

@@ -32,7 +32,7 @@ class Agnostic(Stage):
     """Weighs by a mixture λ that starts uniform and climbs the reported losses."""
 
     step: float = 0.01
-    """γ"""
+    """γ, the rate of the ascent on the clients' weights"""
 
     def __post_init__(self) -> None:
         if not 0 <= self.step < float("inf"):

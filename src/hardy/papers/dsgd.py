@@ -35,7 +35,7 @@ class Dampened(Optimiser):
     """Turns g into m ← μ m + (1−μ) g, which the client keeps from round to round."""
 
     momentum: float = 0.99
-    """μ"""
+    """μ, how much of the gradients before is kept"""
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:

@@ -31,7 +31,7 @@ class Turns(Mixed):
     """Each client trains one model per round, and every model once in as many rounds as there are models."""
 
     models: int = 4
-    """K"""
+    """K, networks that are trained in turn"""
 
     def __post_init__(self) -> None:
         if self.models < 1:

@@ -33,7 +33,7 @@ class Proximal(Wrapper):
 
     inner: Objective = cross_entropy()
     strength: float = 0.01
-    """μ"""
+    """μ, how strongly the weights are held to those received"""
 
     def __post_init__(self) -> None:
         if self.strength < 0:

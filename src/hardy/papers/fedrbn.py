@@ -63,28 +63,30 @@ class Propagated(Local):
         return frozenset({"clean"} if isfinite(self.temperature) else ())
 
     def exchange(self, reported: Tensors, tags: Mapping[str, Tag], clients: Sequence[Client]) -> Tensors:
-        def held(branch: str, *roles: Role) -> Tensors:
-            # in the order of the tags: that of the reported tensors changes when a run is resumed
-            wanted = [n for n, tag in tags.items() if tag.branch == branch and tag.role in roles]
-            return tensors.select(reported, (n for n in wanted if n in reported))
-
-        counters = held("adversarial", Role.COUNTER)
-        statistics = held("adversarial", Role.NORM_MEAN, Role.NORM_VAR)
-        clean = held("clean", Role.NORM_MEAN, Role.NORM_VAR)
+        counters = _held(reported, tags, "adversarial", Role.COUNTER)
+        statistics = _held(reported, tags, "adversarial", Role.NORM_MEAN, Role.NORM_VAR)
         if not counters:
             return reported
-        heard = torch.stack(list(counters.values())).amax(0) > 0  # [C, B]
-        poor = tensors.send(torch.tensor([client.kind == "ST" for client in clients]), heard.device)[:, None]
-        gives = heard & ~poor
-        takes = poor & gives.any(0)
+        takes, alpha = self.who_takes_what(reported, tags, clients)
         with tensors.full_precision():
-            alpha = self.weights(list(clean.values()), gives)
             given = {
                 n: torch.where(takes[..., None], torch.einsum("kjb,jbf->kbf", alpha.to(t), t), t).contiguous()
                 for n, t in statistics.items()
             }
         told = {n: torch.where(takes, t.clamp_min(1), t) for n, t in counters.items()}
         return {**reported, **given, **told}
+
+    def who_takes_what(
+        self, reported: Tensors, tags: Mapping[str, Tag], clients: Sequence[Client]
+    ) -> tuple[Tensor, Tensor]:
+        """Which clients take statistics, [C, B], and α, [C, C, B]."""
+        counters = _held(reported, tags, "adversarial", Role.COUNTER)
+        heard = torch.stack(list(counters.values())).amax(0) > 0  # [C, B]
+        poor = tensors.send(torch.tensor([client.kind == "ST" for client in clients]), heard.device)[:, None]
+        gives = heard & ~poor
+        with tensors.full_precision():
+            clean = _held(reported, tags, "clean", Role.NORM_MEAN, Role.NORM_VAR)
+            return poor & gives.any(0), self.weights(list(clean.values()), gives)
 
     def weights(self, clean: Sequence[Tensor], gives: Tensor) -> Tensor:
         """α, [C, C, B]: what each client takes of each that gives, by all clients' clean statistics. Where these are
@@ -96,6 +98,12 @@ class Propagated(Local):
         return (likeness / self.temperature).masked_fill(~gives, -inf).softmax(1)
 
 
+def _held(reported: Tensors, tags: Mapping[str, Tag], branch: str, *roles: Role) -> Tensors:
+    """Reported tensors of a branch, in the order of the tags: that of a checkpoint is another."""
+    wanted = [name for name, tag in tags.items() if tag.branch == branch and tag.role in roles]
+    return tensors.select(reported, (name for name in wanted if name in reported))
+
+
 @part("objective")
 @dataclass(frozen=True, kw_only=True)
 class Pnc(Objective):
@@ -105,7 +113,7 @@ class Pnc(Objective):
     """
 
     weight: float = 0.5
-    """λ"""
+    """λ, weight of the loss through the frozen adversarial branch"""
     clip: float = inf
     """greatest length of the second term's gradient (Algorithm 3 takes 10)"""
     warm_up: int = 0
@@ -183,8 +191,7 @@ def fedrbn(
     noise: float = 0.0,
     optimiser: Optimiser = sgd(),
 ) -> Method:
-    """Local dual BatchNorm whose adversarial statistics spread to clients that cannot afford adversarial training;
-    weight is λ, temperature T, mix the share of attacked images in an AT client's loss, noise the σ on statistics."""
+    """Local dual BatchNorm whose adversarial statistics spread to clients that cannot afford adversarial training."""
     return Method(
         name="fedrbn",
         norm=dual(

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from hardy.core import tensors
 from hardy.core.method import Method
+from hardy.core.metric import Diagnosis, DiagnosisContext
 from hardy.core.net import Net
-from hardy.core.protocols import Batch, DiagnosisContext, Metric, Norm, Objective, Optimiser, Setting, Wrapper, walk
+from hardy.core.protocols import Batch, Norm, Objective, Optimiser, Setting, Wrapper, walk
 from hardy.core.tensors import ImageShape, Tensors, select
 from hardy.errors import HardyError, unknown
 from hardy.papers.flra_theory import conclude, probe, wasserstein_bound
@@ -56,11 +57,11 @@ class Shifted(Wrapper):
     centre: float = 0.0
     """the grey that Λ leaves where it is: 0 black, 0.5 that of images scaled to [-1, 1] (the authors' CIFAR-10)"""
     step: float = 0.05
-    """η₂"""
+    """η₂, the rate of the ascent on the shift"""
     offset_step: float | None = None
     """η₂ of δ; absent: the same"""
     multiplier: float = 2.0
-    """λ"""
+    """λ, the price of a shift: the larger, the smaller the shifts"""
     offset_multiplier: float | None = None
     """λ of δ; absent: the same"""
     ascend_every: int = 1
@@ -94,6 +95,8 @@ class Shifted(Wrapper):
         return True
 
     def private(self, shape: ImageShape, batch: int) -> Tensors:
+        if len(shape) != 3:
+            raise HardyError(f"an affine shift needs images, but the data are vectors of {shape[0]} features.")
         channels, height, width = shape
         if self.structure == "block" and (height % self.size or width % self.size):
             raise HardyError(f"patches of {self.size}x{self.size} do not tile images of {height}x{width}; change size.")
@@ -167,9 +170,9 @@ class Shifted(Wrapper):
             turn.add_(1).remainder_(self.ascend_every)
 
 
-@part("metric")
+@part("diagnosis")
 @dataclass(frozen=True, kw_only=True)
-class PrimalGap(Metric):
+class PrimalGap(Diagnosis):
     """FedRobust's convergence: the primal gap Φ(w) − f(w, ψ), ‖∇Φ(w)‖, Theorem 2's conditions on the step sizes and
     Theorem 4's bound. It takes about as long as 25 local steps."""
 
@@ -181,11 +184,11 @@ class PrimalGap(Metric):
         playing = [part for part in walk(method.objective) if isinstance(part, Shifted)]
         if not any(step for part in playing for step, _ in part.rates.values()):
             raise HardyError(
-                f"metric primal_gap measures the objective shifted with a step above 0; method {method.name!r} has "
-                "none. Usual fix: method fedrobust, or leave the metric out."
+                f"diagnosis primal_gap measures the objective shifted with a step above 0; method {method.name!r} has "
+                "none. Usual fix: method fedrobust, or leave the diagnosis out."
             )
 
-    def measure(self, context: DiagnosisContext) -> dict[str, Any]:
+    def diagnose(self, context: DiagnosisContext) -> dict[str, Any]:
         shifted = next(part for part in walk(context.objective) if isinstance(part, Shifted))
 
         def client(net: Net, private: Tensors, batch: Batch, key: Tensor) -> dict[str, Any]:

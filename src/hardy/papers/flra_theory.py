@@ -124,6 +124,7 @@ class Lipschitz(Wrapper):
 
     inner: Objective = cross_entropy()
     strength: float = 1e-3
+    """weight of the penalty"""
     iterations: int = 5
     """of the power method, in every step"""
 

@@ -37,7 +37,7 @@ class Meta(Wrapper):
 
     inner: Objective = cross_entropy()
     rate: float = 0.02
-    """α"""
+    """α, the rate of the inner step"""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate < float("inf"):

@@ -152,7 +152,11 @@ def sfat(
     objective: Objective = _ATTACKED,
     optimiser: Optimiser = sgd(),
 ) -> Method:
-    """FedAvg of adversarially trained clients with slack on the weights; norms: on the norm layers too."""
+    """FedAvg of adversarially trained clients with slack on the weights; norms: on the norm layers too.
+
+    slack: whose weights grow, and by how much
+    norms: slack on the norm layers too
+    """
     rule = pipeline(pre=(slack,))
     aggregator = rule if norms else by_role(weight=rule)
     return Method(name="sfat", norm=norm, objective=objective, optimiser=optimiser, aggregator=aggregator)
@@ -168,7 +172,11 @@ def sfat_prox(
     objective: Objective = _ATTACKED,
     optimiser: Optimiser = sgd(),
 ) -> Method:
-    """SFAT on FedProx; strength is μ."""
+    """SFAT on FedProx; strength is μ.
+
+    slack: whose weights grow, and by how much
+    norms: slack on the norm layers too
+    """
     pulled = proximal(inner=objective, strength=strength)
     made = sfat(slack=slack, norms=norms, norm=norm, objective=pulled, optimiser=optimiser)
     return made.replace(name="sfat_prox")
@@ -183,7 +191,11 @@ def sfat_scaffold(
     objective: Objective = _ATTACKED,
     optimiser: Optimiser = sgd(),
 ) -> Method:
-    """SFAT on SCAFFOLD, whose mean counts every client the same before the slack; variates have none."""
+    """SFAT on SCAFFOLD, whose mean counts every client the same before the slack; variates have none.
+
+    slack: whose weights grow, and by how much
+    norms: slack on the norm layers too
+    """
     rule = pipeline(pre=(equal_weights(), slack))
     plain = rule if norms else mean(weigh="uniform")
     aggregator = by_role(weight=rule, default=plain, control=control_mean())

@@ -1,6 +1,6 @@
 """Parts that several papers share. Importing the package registers them."""
 
-from hardy.parts import adversarial, budgets, compression, norms, objectives, optimisers
+from hardy.parts import adversarial, budgets, compression, metrics, norms, objectives, optimisers
 from hardy.parts.aggregators import base, robust, server_updates, stages
 
 __all__ = [
@@ -8,6 +8,7 @@ __all__ = [
     "base",
     "budgets",
     "compression",
+    "metrics",
     "norms",
     "objectives",
     "optimisers",

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from hardy.attacks.base import Attack
 from hardy.attacks.gradient import pgd
 from hardy.core import random
+from hardy.core.box import clip_to_box
 from hardy.core.layers import Call
 from hardy.core.net import Net
 from hardy.core.protocols import Batch, Fact, Objective
@@ -54,7 +55,7 @@ class Adversarial(_Attacking):
 
     attack: Attack = pgd()
     mix: float = 0.5
-    """q; 1 trains on attacked images alone"""
+    """q, weight of the attacked images in the loss; 1 trains on them alone"""
 
     def __post_init__(self) -> None:
         if not 0 < self.mix <= 1:
@@ -75,7 +76,7 @@ class Trades(_Attacking):
 
     attack: Attack = pgd(steps=10, loss="kl", start="normal")
     beta: float = 6.0
-    """β"""
+    """β, weight of the divergence between clean and attacked predictions"""
 
     def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
         clean, attacked = self.both(net, batch, key)
@@ -132,7 +133,7 @@ class Free(Objective):
 
     def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
         change = private["free.change"]
-        x = (batch.x + change[: len(batch.x)]).clamp(0.0, 1.0)
+        x = clip_to_box(batch.x + change[: len(batch.x)])
         return F.cross_entropy(net(x, branch=self.branch, statistics="batch", key=key), batch.y)
 
     def step_adversary(self, private: Tensors, gradient: Tensors) -> None:
@@ -146,7 +147,9 @@ class ByKind(Objective):
     """An objective for clients that can afford adversarial training and one for those that cannot (kind ST)."""
 
     AT: Objective
+    """for clients that can afford adversarial training"""
     ST: Objective
+    """for the others"""
 
     @property
     def branches(self) -> frozenset[str]:

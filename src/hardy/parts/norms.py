@@ -47,7 +47,9 @@ class Dual(Norm):
     """
 
     clean: Norm = BatchNormalisation()
+    """for clean images"""
     adversarial: Norm = BatchNormalisation()
+    """for attacked images"""
     dual_affine: bool = False
     """an affine for each branch, as Split-Mix has it"""
     serves: Literal["clean", "adversarial"] = "adversarial"
@@ -119,6 +121,7 @@ class Group(_Plain):
     """GroupNorm: no statistics to disagree about."""
 
     groups: int = 2
+    """groups of channels"""
 
     def layer(self, features: int) -> nn.Module:
         # the largest number of groups up to the one asked for that divides the channels

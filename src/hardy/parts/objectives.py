@@ -18,6 +18,7 @@ class CrossEntropy(Objective):
     """Standard training: the cross-entropy of the clean batch."""
 
     label_smoothing: float = 0.0
+    """share of the label spread over all classes"""
 
     def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
         logits = net(batch.x, statistics="batch", key=key)

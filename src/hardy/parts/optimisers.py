@@ -32,7 +32,7 @@ class SGD(Optimiser):
     """Stochastic gradient descent: v ← μ v + g + decay · w, w ← w − η v."""
 
     momentum: float = 0.0
-    """μ"""
+    """μ, how much of the steps before is kept"""
     nesterov: bool = False
     """look ahead: step along g + μ v"""
     weight_decay: float = 0.0
@@ -97,9 +97,13 @@ class Adam(Optimiser):
     """Adam with bias correction (Kingma & Ba, ICLR 2015); weight decay is added to the gradient."""
 
     beta1: float = 0.9
+    """decay of the mean of gradients"""
     beta2: float = 0.999
+    """decay of the mean of squared gradients"""
     eps: float = 1e-8
+    """ε, added to the root of the second moment"""
     weight_decay: float = 0.0
+    """λ, times the weights"""
     kept: bool = False
     """the client keeps its moments from round to round; otherwise they are born anew with each round"""
 
@@ -182,6 +186,7 @@ class Chain(Optimiser):
     """Optimisers one after another; the last one makes the step. In Python: `chain(clip(norm=1.0), sgd())`."""
 
     links: tuple[Optimiser, ...] = ()
+    """optimisers in order; the last makes the step"""
 
     def __post_init__(self) -> None:
         steps = [type(link).__name__ for link in self.links if link.makes_step]

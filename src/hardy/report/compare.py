@@ -8,11 +8,12 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from hardy.core.files import disk
+from hardy.core.files import write_atomic
 from hardy.errors import HardyError
+from hardy.report.differences import Difference, Row, difference, unlike
 from hardy.report.page import figure, page, section, table
 from hardy.report.plots import COLOURS, Series, lines, percent
-from hardy.report.stored_run import StoredRun, number, read_run
+from hardy.report.stored_run import StoredRun, number, read_run, seed_folders
 
 
 def _mean_and_std(objects: Sequence[Any], *keys: str) -> tuple[float, float] | None:
@@ -23,30 +24,24 @@ def _mean_and_std(objects: Sequence[Any], *keys: str) -> tuple[float, float] | N
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A number of the summary: where it is, how it is printed, whether more (1) or less (-1) is better."""
+    """A number of the summary: where it is, how it is printed, whether more (1) or less (-1) is better. An exact one
+    has no noise: any difference counts that is seen."""
 
     title: str
     keys: tuple[str, ...]
     scale: float
     digits: int
     better: int
+    exact: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """A run, or the seeds of one."""
-
-    name: str
-    runs: list[StoredRun]
-
-    def told(self, key: str) -> str:
-        """What the runs say under this key, once."""
-        return "/".join(dict.fromkeys(str(run.summary.get(key, "–")) for run in self.runs))
+Cells = list[list[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Rows and columns; str() is a table to print, in which * marks the best of each column."""
+    """Rows and columns; str() is what `hardy compare` prints. In a column `*` marks the best and those that cannot be
+    told from it, if some row is worse beyond chance."""
 
     rows: list[Row]
     columns: list[Column]
@@ -54,62 +49,95 @@ class Comparison:
     def head(self) -> list[str]:
         return ["run", "method", "rounds", *(column.title for column in self.columns)]
 
-    def cells(self) -> list[list[str]]:
+    def cells(self) -> Cells:
         """The printed table without its head."""
         marked = [self._marked(column) for column in self.columns]
-        names = [row.name if len(row.runs) == 1 else f"{row.name} ({len(row.runs)} seeds)" for row in self.rows]
         return [
-            [name, row.told("method"), row.told("rounds"), *(column[at] for column in marked)]
-            for at, (name, row) in enumerate(zip(names, self.rows, strict=True))
+            [row.title, row.told("method"), row.told("rounds"), *(column[at] for column in marked)]
+            for at, row in enumerate(self.rows)
         ]
 
     def _marked(self, column: Column) -> list[str]:
-        """One column; equal as printed is equally good, and the best of one is no news."""
         pairs = [_mean_and_std([run.summary for run in row.runs], *column.keys) for row in self.rows]
-        printed = [pair and round(pair[0] * column.scale, column.digits) for pair in pairs]
-        ranked = [column.better * value for value in printed if value is not None]
+        best = self._best(column, [pair and pair[0] for pair in pairs])
         cells = []
-        for row, pair, value in zip(self.rows, pairs, printed, strict=True):
-            if pair is None or value is None:
+        for at, (row, pair) in enumerate(zip(self.rows, pairs, strict=True)):
+            if pair is None:
                 cells.append("–")
                 continue
-            spread = f" ± {pair[1] * column.scale:.{column.digits}f}" if len(row.runs) > 1 else ""
-            best = len(ranked) > 1 and column.better * value == max(ranked)
-            cells.append(f"{value:.{column.digits}f}{spread}{' *' if best else ''}")
+            value, spread = (f"{one * column.scale:.{column.digits}f}" for one in pair)
+            cells.append(value + (f" ± {spread}" if len(row.runs) > 1 else "") + (" *" if at in best else ""))
         return cells
 
+    def _best(self, column: Column, values: Sequence[float | None]) -> set[int]:
+        """The rows to mark."""
+        known = {at: value for at, value in enumerate(values) if value is not None}
+        if not known:
+            return set()
+        first = max(known, key=lambda at: column.better * known[at])
+        if column.exact:
+            seen = {at: round(value * column.scale, column.digits) for at, value in known.items()}
+            tied = {at for at in known if seen[at] == seen[first]}
+            return tied if len(tied) < len(known) else set()
+        found = {at: difference(self.rows[first], self.rows[at], column.keys) for at in known if at != first}
+        tied = {at for at, one in found.items() if one is not None and not one.beyond_chance}
+        worse = any(one is not None and one.beyond_chance for one in found.values())
+        return {first, *tied} if worse else set()
+
+    def difference_cells(self) -> Cells:
+        """The rows after the first minus the first, ± standard error, with a head; empty where nothing is paired."""
+        columns = [column for column in self.columns if column.scale == 100]
+        lines = []
+        for row in self.rows[1:]:
+            found = [difference(row, self.rows[0], column.keys) for column in columns]
+            pairs = dict.fromkeys(f"{one.pairs} {one.over}" for one in found if one)
+            if pairs:
+                lines.append([row.title, ", ".join(pairs), *map(_difference_cell, found)])
+        head = [f"minus {self.rows[0].name}", "pairs", *(column.title for column in columns)]
+        return [head, *lines] if lines else []
+
     def __str__(self) -> str:
-        lines = [self.head(), *self.cells()]
-        # the mark hangs to the right of the number, so that numbers stay in line
-        wide = [max(len(line[at].removesuffix(" *")) for line in lines) for at in range(len(lines[0]))]
-        text = []
-        for line in lines:
-            left = [cell.ljust(width) for cell, width in zip(line[:2], wide[:2], strict=True)]
-            right = [
-                cell.removesuffix(" *").rjust(width) + (" *" if cell.endswith(" *") else "  ")
-                for cell, width in zip(line[2:], wide[2:], strict=True)
-            ]
-            text.append("  ".join([*left, *right]).rstrip())
-        return "\n".join(text)
+        differences = self.difference_cells()
+        blocks = [
+            _aligned([self.head(), *self.cells()], words=2),
+            _aligned(differences, words=2) if differences else "",
+            "\n".join(unlike(self.rows)),
+        ]
+        return "\n\n".join(block for block in blocks if block)
 
 
-def _seeds(folder: Path) -> list[Path]:
-    """The run folders of a folder: its seed-* folders, or itself."""
-    return sorted(path for path in folder.glob("seed-*") if path.is_dir()) or [folder]
+def _difference_cell(found: Difference | None) -> str:
+    if found is None:
+        return "–"
+    return f"{100 * found.mean:+.1f} ± {100 * found.error:.1f}{' *' if found.beyond_chance else ''}"
+
+
+def _aligned(lines: Cells, words: int) -> str:
+    """Words to the left, numbers to the right; a mark hangs behind its number, so that numbers stay in line."""
+    wide = [max(len(line[at].removesuffix(" *")) for line in lines) for at in range(len(lines[0]))]
+    text = []
+    for line in lines:
+        left = [cell.ljust(width) for cell, width in zip(line[:words], wide[:words], strict=True)]
+        right = [
+            cell.removesuffix(" *").rjust(width) + (" *" if cell.endswith(" *") else "  ")
+            for cell, width in zip(line[words:], wide[words:], strict=True)
+        ]
+        text.append("  ".join([*left, *right]).rstrip())
+    return "\n".join(text)
+
+
+def _row(path: Path, name: str) -> Row:
+    folders = list(seed_folders(path).values()) or [path]
+    finished = [folder for folder in folders if (folder / "summary.json").exists()]
+    return Row(name=name, runs=[read_run(folder) for folder in finished or folders], planned=len(folders))
 
 
 def compare(folders: Sequence[Path]) -> Comparison:
-    """A row for each folder; one that holds seed-* folders gives mean ± sample standard deviation."""
+    """A row for each folder; one of several seeds gives mean ± sample standard deviation."""
     if not folders:
         raise HardyError("no run folder to compare (0 given). Name at least one.")
     twice = {name for name, count in Counter(path.resolve().name for path in folders).items() if count > 1}
-    rows = [
-        Row(
-            name=str(path) if path.resolve().name in twice else path.resolve().name,
-            runs=[read_run(part) for part in _seeds(path)],
-        )
-        for path in folders
-    ]
+    rows = [_row(path, str(path) if path.resolve().name in twice else path.resolve().name) for path in folders]
     threats = dict.fromkeys(
         name for row in rows for run in row.runs for name in run.summary.get("robust_accuracy") or {}
     )
@@ -122,11 +150,27 @@ def compare(folders: Sequence[Path]) -> Comparison:
     }
     columns = [
         *(Column(title=title, keys=keys, scale=100, digits=1, better=1) for title, keys in accuracies.items()),
+        *_metric_columns([run.summary for row in rows for run in row.runs]),
         Column(title="seconds", keys=("seconds",), scale=1, digits=1, better=-1),
-        Column(title="MB up", keys=("bytes_up",), scale=1e-6, digits=2, better=-1),
-        Column(title=f"{prefix}MACs", keys=("macs",), scale=1 / unit, digits=2, better=-1),
+        Column(title="MB up", keys=("bytes_up",), scale=1e-6, digits=2, better=-1, exact=True),
+        Column(title=f"{prefix}MACs", keys=("macs",), scale=1 / unit, digits=2, better=-1, exact=True),
     ]
     return Comparison(rows=rows, columns=columns)
+
+
+def _metric_columns(summaries: Sequence[dict[str, Any]]) -> list[Column]:
+    """A column for each metric, clean and under each threat."""
+    found: dict[str, Column] = {}
+    for summary in summaries:
+        places: dict[tuple[str, ...], dict[str, Any]] = {("metrics",): summary.get("metrics") or {}}
+        for threat, metrics in (summary.get("robust_metrics") or {}).items():
+            places["robust_metrics", threat] = metrics
+        for place, metrics in places.items():
+            for name, figures in metrics.items():
+                title = ", ".join([name, *place[1:]])
+                better = -1 if figures.get("better") == "lower" else 1
+                found[title] = Column(title=title, keys=(*place, name, "mean"), scale=1, digits=3, better=better)
+    return sorted(found.values(), key=lambda column: len(column.keys))  # clean ones first
 
 
 def _curve(row: Row, along: Callable[[StoredRun], dict[float, float]]) -> Series:
@@ -151,28 +195,36 @@ def _swept(row: Row, curve: tuple[str, str]) -> Series:
     return Series(label=row.name, points=[(at, mean(points[at] for points in found)) for at in shared])
 
 
+_MARKED = "Bold: the best of its column and those that cannot be told from it, if some row is worse beyond chance."
+_DIFFERENCES = "Differences ± standard error of the pairs; bold: beyond the 95 % interval of Student's t."
+
+
+def _html_cell(cell: str) -> str:
+    return f'<span class="best">{escape(cell[:-2])}</span>' if cell.endswith(" *") else escape(cell)
+
+
 def write_comparison(folders: Sequence[Path], out: Path) -> Path:
     """The table of `compare` and its curves, over rounds, bytes sent up and radii of attacks, as one HTML file."""
     compared = compare(folders)
     cells = [
-        [
-            f'<span class="key c{at % COLOURS}"></span>{escape(row[0])}',
-            *(f'<span class="best">{escape(c[:-2])}</span>' if c.endswith(" *") else escape(c) for c in row[1:]),
-        ]
+        [f'<span class="key c{at % COLOURS}"></span>{escape(row[0])}', *map(_html_cell, row[1:])]
         for at, row in enumerate(compared.cells())
     ]
     title = f"{len(cells)} runs compared" if len(cells) > 1 else "One run"
     seeds = " ± and shaded bands: one standard deviation over the seeds."
-    note = "* best of its column." + (seeds if any(len(row.runs) > 1 for row in compared.rows) else "")
+    note = _MARKED + (seeds if any(len(row.runs) > 1 for row in compared.rows) else "")
+    head, *differences = compared.difference_cells() or [[]]
     body = (
         f"<h1>{title}</h1>",
         table(compared.head(), cells, words=2),
         f'<p class="note">{note}</p>',
+        *(f'<p class="note">{escape(line)}</p>' for line in unlike(compared.rows)),
+        table(head, [[*map(_html_cell, row)] for row in differences], words=2) if differences else "",
+        f'<p class="note">{_DIFFERENCES}</p>' if differences else "",
         _accuracy_curves(compared.rows),
         _attack_curves(compared.rows),
     )
-    with disk(str(out)):
-        out.write_text(page(title, *body), "utf-8")
+    write_atomic(out, page(title, *body).encode())
     return out
 
 
@@ -236,16 +288,29 @@ def seeds_summary(folders: Sequence[Path]) -> dict[str, Any]:
     {"runs": n,
      "standard_accuracy": {"mean": m, "mean_std": s, "worst_client": m, "worst_client_std": s,
                            "by_domain": {domain: m}, "by_domain_std": {domain: s}},
-     "robust_accuracy": {threat: the same shape}}
+     "robust_accuracy": {threat: the same shape},
+     "metrics": {metric: the same shape}, "robust_metrics": {threat: {metric: the same shape}}}
     A value that only some runs have is taken over those that have it; one that none has is left out.
     """
-    summaries = [read_run(folder).summary for folder in folders]
-    robust = [summary.get("robust_accuracy") or {} for summary in summaries]
+    return over_seeds([read_run(folder).summary for folder in folders])
+
+
+def over_seeds(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The same over summaries or evaluations."""
+    attacked = [one.get("robust_metrics") or {} for one in found]
     return {
-        "runs": len(summaries),
-        "standard_accuracy": _over([summary.get("standard_accuracy") for summary in summaries]),
-        "robust_accuracy": {
-            threat: _over([accuracies.get(threat) for accuracies in robust])
-            for threat in dict.fromkeys(threat for accuracies in robust for threat in accuracies)
+        "runs": len(found),
+        "standard_accuracy": _over([one.get("standard_accuracy") for one in found]),
+        "robust_accuracy": _each_over([one.get("robust_accuracy") for one in found]),
+        "metrics": _each_over([one.get("metrics") for one in found]),
+        "robust_metrics": {
+            threat: _each_over([metrics.get(threat) for metrics in attacked])
+            for threat in dict.fromkeys(threat for metrics in attacked for threat in metrics)
         },
     }
+
+
+def _each_over(found: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
+    """The same by name."""
+    named = [one or {} for one in found]
+    return {key: _over([one.get(key) for one in named]) for key in dict.fromkeys(key for one in named for key in one)}

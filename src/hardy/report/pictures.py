@@ -3,6 +3,7 @@
 import struct
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,14 @@ _GAP = 2
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def displayable(x: NDArray[Any]) -> NDArray[np.uint8]:
+    """Images [n, C, H, W], bytes or numbers in [0, 1], as bytes [n, H, W, 1 or 3]: of many channels the first three, of
+    two the first."""
+    channels = {2: 1}.get(x.shape[1], min(x.shape[1], 3))
+    shown = x[:, :channels].transpose(0, 2, 3, 1)
+    return shown if shown.dtype == np.uint8 else np.rint(shown.clip(0, 1) * 255).astype(np.uint8)
 
 
 def image_grid_png(rows: Sequence[NDArray[np.uint8]], labels: Sequence[str]) -> bytes:
@@ -43,3 +52,16 @@ def row_labels(png: bytes) -> list[str]:
     _, found, rest = png.partition(b"iTXt" + _NOTE)
     size = int.from_bytes(png[len(png) - len(rest) - len(_NOTE) - 8 :][:4]) - len(_NOTE) if found else 0
     return rest[:size].decode().splitlines()
+
+
+def whole_png(png: bytes) -> bool:
+    """Whether every chunk of a PNG is there and fits its checksum."""
+    at, kind = len(_SIGNATURE), b""
+    if not png.startswith(_SIGNATURE):
+        return False
+    while at < len(png) and kind != b"IEND":
+        size, kind = int.from_bytes(png[at : at + 4]), png[at + 4 : at + 8]
+        if png[at + 8 + size : at + 12 + size] != struct.pack(">I", zlib.crc32(png[at + 4 : at + 8 + size])):
+            return False
+        at += 12 + size
+    return kind == b"IEND" and at == len(png)

@@ -349,11 +349,17 @@ def stacked(counts: Mapping[str, Sequence[int]], *, title: str, x_name: str = "r
 
 
 def heat(
-    groups: Mapping[str, NDArray[np.float64]], *, title: str, most: int = 160, first: int = 0, wide: float = 1.0
+    groups: Mapping[str, NDArray[np.float64]],
+    *,
+    title: str,
+    most: int = 160,
+    first: int = 0,
+    wide: float = 1.0,
+    names: Sequence[str] = (),
 ) -> str:
     """Grouped [row, column] counts: the stronger the colour, the more. Past `most`, rows are averaged.
 
-    Columns are numbered from `first` on; each stands for `wide` numbers.
+    Columns have `names`, or are numbered from `first` on; each then stands for `wide` numbers.
     """
     share = max(1, math.ceil(sum(len(group) for group in groups.values()) / most))
     small = {
@@ -383,14 +389,16 @@ def heat(
         labels.append((f"{_short(name)} ({len(groups[name])})", style))
         tops.append((start + tall * len(group) / 2) * height / 1000)
         start += tall * len(group) + 6000 / height
-    names = [
+    beside = [
         _text("0", f"{y:.1f}", label, f"end {style}", right=-10)
         for (label, style), y in zip(labels, _spread(tops, height), strict=True)
     ]
     step = math.ceil(columns / 12)
-    ticks = [((c + 0.47) / columns, plain(first + int(c * wide))) for c in range(0, columns, step)]
+    room = max(3, 66 // math.ceil(columns / step))  # letters under a column
+    words = [_short(name, room) for name in names] or [plain(first + int(c * wide)) for c in range(columns)]
+    ticks = [((c + 0.47) / columns, words[c]) for c in range(0, columns, step)]
     return _chart(
-        _grid(ticks, [], "") + _stretched("".join(paths)) + "".join(names),
+        _grid(ticks, [], "") + _stretched("".join(paths)) + "".join(beside),
         title=title,
         height=math.ceil(height),
         left=_width([label for label, _ in labels]),

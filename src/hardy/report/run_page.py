@@ -2,19 +2,22 @@
 
 from pathlib import Path
 
+from hardy.core.files import write_atomic
 from hardy.report.page import page
 from hardy.report.sections.accuracy import accuracy_section, header, robustness_section
 from hardy.report.sections.appendix import pictures_section, settings_section
+from hardy.report.sections.client_metrics import metrics_section
 from hardy.report.sections.convergence import convergence_section, drift_section
 from hardy.report.sections.customising import customising_section
 from hardy.report.sections.holdings import clients_section
 from hardy.report.sections.planes import projections_section
 from hardy.report.sections.rounds import lost_replies_section, training_section
-from hardy.report.stored_run import read_run
+from hardy.report.stored_run import read_run, refusing_odd_figures
 
 SECTIONS = (
     header,
     accuracy_section,
+    metrics_section,
     robustness_section,
     customising_section,
     training_section,
@@ -33,5 +36,7 @@ def write_report(folder: Path) -> Path:
     """Draw the run in this folder to folder/report.html."""
     run, out = read_run(folder), folder / "report.html"
     name = str(run.summary.get("name", folder.name))
-    out.write_text(page(name, *(part(run) for part in SECTIONS)), "utf-8")
+    with refusing_odd_figures(folder):
+        text = page(name, *(part(run) for part in SECTIONS))
+    write_atomic(out, text.encode(errors="replace"))
     return out

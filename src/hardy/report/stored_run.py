@@ -1,12 +1,16 @@
 """Reading what a run left in its folder."""
 
+import hashlib
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hardy.errors import HardyError
+from hardy.core.json_files import read_json, read_sealed
+from hardy.errors import HardyError, printable
 
 Point = tuple[float, float]
 SWEPT = {
@@ -84,32 +88,70 @@ class StoredRun:
         return list(dict.fromkeys([*(str(c.get("domain", "")) for c in self.clients), *known]))
 
 
-def _json(path: Path, kind: type) -> Any:
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise HardyError(f"{path} is not valid JSON ({error}). Run the experiment again to write it anew.") from None
-    if not isinstance(value, kind):
-        raise HardyError(
-            f"{path} holds a JSON {type(value).__name__}, not a {kind.__name__}. Run the experiment again."
-        )
-    return value
+def seed_folders(folder: Path) -> dict[int, Path]:
+    """Seed -> run folder, in a folder of `--seeds`, those not begun too; empty for the folder of one run."""
+    if (folder / "seeds.json").exists():
+        found = read_json(folder / "seeds.json", dict, "Run the experiment again.").get("seeds")
+        if not isinstance(found, list) or not found or not all(isinstance(seed, int) for seed in found):
+            raise HardyError(f"{folder / 'seeds.json'} names no seeds ({found!r}). Run the experiment again.")
+        return {seed: folder / f"seed-{seed}" for seed in found}
+    begun = {path.name.removeprefix("seed-"): path for path in folder.glob("seed-*") if path.is_dir()}
+    return {int(seed): begun[seed] for seed in sorted(begun, key=lambda seed: (len(seed), seed)) if seed.isdigit()}
 
 
-def _metrics(path: Path) -> list[dict[str, Any]]:
+def metrics_lines(content: bytes, path: Path) -> list[dict[str, Any]]:
     """The lines by round. A resumed run may repeat a round: the last line counts."""
-    lines = path.read_text("utf-8", errors="replace").splitlines() if path.exists() else []
+    lines = content.decode("utf-8", errors="replace").splitlines()
     rounds: dict[float, dict[str, Any]] = {}
     for at, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
             rounds[int(row["round"])] = row
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
             if at < len(lines):  # a torn last line is what a killed run leaves
                 raise HardyError(
                     f"{path}, line {at} is not a JSON object with a round: {line[:60]!r}. Remove the line."
                 ) from None
+    if rounds and not 1 <= min(rounds) <= max(rounds) <= 1000 + 10 * len(rounds):  # drawings grow with the last round
+        raise HardyError(
+            f"{path} has {len(rounds)} lines, but rounds from {min(rounds)} to {max(rounds)}: no run writes that. "
+            "Remove the lines that are wrong."
+        )
     return [rounds[at] for at in sorted(rounds)]
+
+
+@contextmanager
+def refusing_odd_figures(folder: Path | str) -> Iterator[None]:
+    """Files from outside may hold words where figures belong, or lists where objects do: one line says so."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+        raise HardyError(
+            f"{folder} holds figures that no run writes ({type(error).__name__}: {printable(error)}). Run the "
+            "experiment again; if the folder is not yours, do not trust it."
+        ) from error
+
+
+def _checked(path: Path, summary: dict[str, Any]) -> bytes:
+    """The content of a file that the summary answers for: of metrics.jsonl, for the lines up to its own round."""
+    content = path.read_bytes() if path.exists() else b""
+    known = summary.get("files_sha256")
+    expected, judged = known.get(path.name) if isinstance(known, dict) else None, content
+    if path.suffix == ".jsonl":
+        judged = b"".join(line for line in content.splitlines(keepends=True) if _early(line, summary.get("rounds")))
+    if expected is not None and hashlib.sha256(judged).hexdigest() != expected:
+        raise HardyError(
+            f"{path} was changed or damaged since the run finished: its checksum is not summary.json's. `hardy resume "
+            f"{path.parent}` says what is wrong and writes the summary anew."
+        )
+    return content
+
+
+def _early(line: bytes, rounds: Any) -> bool:
+    try:
+        return bool(json.loads(line)["round"] <= rounds)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def _of_this_round(evaluation: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
@@ -122,21 +164,25 @@ def read_run(folder: Path) -> StoredRun:
     """The run in this folder; only summary.json must be there."""
     if not (folder / "summary.json").exists():
         raise HardyError(
-            f"{folder / 'summary.json'} does not exist. Give the folder of a finished run (of several seeds: "
-            "one of its seed-* folders), or let the run finish first."
+            f"{folder / 'summary.json'} does not exist. Give the folder of a finished run, or go on with "
+            f"`hardy resume {folder}`."
         )
-    clients, config, evaluation, projections, settings = (
-        folder / name
-        for name in ("clients.json", "config.toml", "evaluation.json", "projections.json", "settings.json")
-    )
-    summary = _json(folder / "summary.json", dict)
+    again = f"`hardy resume {folder}` writes it anew."
+    summary = read_sealed(folder / "summary.json", again)
+
+    def optional(name: str) -> dict[str, Any]:
+        path = folder / name
+        return read_sealed(path, "Remove it, and evaluate the run again.") if path.exists() else {}
+
+    config, clients = folder / "config.toml", folder / "clients.json"
+    _checked(clients, summary)
     return StoredRun(
         folder=folder,
         summary=summary,
-        rounds=_metrics(folder / "metrics.jsonl"),
-        clients=_json(clients, list) if clients.exists() else [],
+        rounds=metrics_lines(_checked(folder / "metrics.jsonl", summary), folder / "metrics.jsonl"),
+        clients=read_json(clients, list, again) if clients.exists() else [],
         config=config.read_text("utf-8", errors="replace") if config.exists() else "",
-        evaluation=_of_this_round(_json(evaluation, dict), summary) if evaluation.exists() else {},
-        projections=_json(projections, dict) if projections.exists() else {},
-        settings=_json(settings, dict) if settings.exists() else {},
+        evaluation=_of_this_round(optional("evaluation.json"), summary),
+        projections=optional("projections.json"),
+        settings=optional("settings.json"),
     )

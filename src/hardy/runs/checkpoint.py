@@ -1,10 +1,14 @@
-"""A run as it is saved: safetensors and JSON, atomic, checksummed, no pickle."""
+"""A run as it is saved: safetensors and JSON, atomic, checksummed, no pickle.
+
+A checkpoint is a folder with two files. tensors.safetensors holds the tensors. record.json holds their SHA-256, the
+round, the run's totals, the experiment with all its keys, the SHA-256 of metrics.jsonl so far, and last its own.
+A checkpoint in which any of it does not fit, or a tensor is not finite, is never used.
+"""
 
 import hashlib
-import json
 import os
-import shutil
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +16,27 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from hardy.core.files import disk, write_synced
+from hardy.core.files import disk, make_folder, remove_folder, sync_folder, write_synced
+from hardy.core.json_files import read_sealed, sealed
 from hardy.core.state import ServerState
 from hardy.core.tensors import Tensors, apply
-from hardy.errors import HardyError
+from hardy.errors import HardyError, printable
 
-_FORMAT = 1
+_FORMAT = 2
+_DRAFT = ".draft"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A saved moment: the server's state, the clients' private tensors, and the run's totals."""
+    """A saved moment: the server's state, the clients' private tensors, the run's totals, and of which experiment."""
 
     server: ServerState
     store: Tensors
     figures: dict[str, Any]
+    experiment: dict[str, Any] = field(default_factory=dict)
+    """every key of the experiment"""
+    digests: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of metrics.jsonl up to this round, and of clients.json"""
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> None:
@@ -36,62 +46,131 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> N
         "shared": server.shared,
         "reported": server.reported,
         "memory": server.memory,
+        "lengths": server.lengths,
         "private": checkpoint.store,
     }
-    flat = {f"{group}/{n}": t.contiguous().cpu() for group, values in groups.items() for n, t in values.items()}
-    content = save(flat)
+    flat = {f"{group}/{n}": t for group, values in groups.items() for n, t in values.items()}
     record = {
-        "format": _FORMAT,
-        "round": server.round,
         "figures": checkpoint.figures,
-        "sha256": hashlib.sha256(content).hexdigest(),
+        "experiment": checkpoint.experiment,
+        "files_sha256": checkpoint.digests,
     }
-    final = folder / f"round-{server.round:06d}"
-    draft = folder / ".draft"
-    with disk(f"checkpoint {final.name}", " The last good checkpoint is intact; `hardy resume` goes on from it."):
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
-        write_synced(draft / "tensors.safetensors", content)
-        write_synced(draft / "record.json", json.dumps(record).encode())
-        shutil.rmtree(final, ignore_errors=True)
-        draft.rename(final)
-        _sync(folder)
-    for old in sorted(folder.glob("round-*"))[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+    save_tensors(folder, server.round, flat, record, keep=keep, also=_intact(folder))
 
 
 def load_checkpoint(folder: Path, device: torch.device | None = None) -> tuple[Checkpoint, list[str]]:
     """The newest checkpoint that is whole, its server's tensors on a device, and a remark about each that is not."""
-    remarks: list[str] = []
-    for path in sorted(folder.glob("round-*"), reverse=True):
-        try:
-            return _read(path, device), remarks
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            remarks.append(f"checkpoint {path.name} is torn or corrupted ({error}); using the one before it.")
-    raise HardyError(
-        f"no usable checkpoint in {folder}. {' '.join(remarks)} Start the experiment again with `hardy run`."
-    )
-
-
-def _read(path: Path, device: torch.device | None) -> Checkpoint:
-    record = json.loads((path / "record.json").read_text())
-    content = (path / "tensors.safetensors").read_bytes()
-    if record["format"] != _FORMAT:
-        raise ValueError(f"format {record['format']}, this version reads {_FORMAT}")
-    if hashlib.sha256(content).hexdigest() != record["sha256"]:
-        raise ValueError("checksum differs")
-    groups: dict[str, Tensors] = {"shared": {}, "reported": {}, "memory": {}, "private": {}}
-    for key, value in load(content).items():
+    found, remarks = load_tensors(folder)
+    if found is None:
+        raise HardyError(
+            f"no usable checkpoint in {folder}. {' '.join(remarks)} Start the experiment again with `hardy run`."
+        )
+    record, flat = found
+    groups: dict[str, Tensors] = {"shared": {}, "reported": {}, "memory": {}, "lengths": {}, "private": {}}
+    for key, value in flat.items():
         group, _, name = key.partition("/")
         groups[group][name] = value
-    private = groups.pop("private")
+    private, lengths = groups.pop("private"), groups.pop("lengths")
     server = {group: apply(lambda t: t.to(device), values) for group, values in groups.items()}
-    return Checkpoint(server=ServerState(round=record["round"], **server), store=private, figures=record["figures"])
+    made = Checkpoint(
+        server=ServerState(round=record["round"], **server, lengths=lengths),
+        store=private,
+        figures=record["figures"],
+        experiment=record["experiment"],
+        digests=record["files_sha256"],
+    )
+    return made, remarks
 
 
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def saved_experiment(folder: Path) -> dict[str, Any] | None:
+    """The experiment of the newest checkpoint whose record is whole; None where there is none."""
+    for path in reversed(rounds_in(folder).values()):
+        try:
+            found: dict[str, Any] = _record(path)["experiment"]
+            return found
+        except (HardyError, ValueError, KeyError):
+            continue  # named when its tensors are read
+    return None
+
+
+def save_tensors(
+    folder: Path, round_number: int, values: Tensors, record: dict[str, Any], *, keep: int, also: str = ""
+) -> None:
+    """A new folder round-NNNNNN, then removes older ones but the newest `keep`, and those of a course that was left.
+    `also` ends the message if it fails."""
+    if bad := [name for name, value in values.items() if not _finite(value)]:
+        raise HardyError(
+            f"round {round_number} left {printable(min(bad))} with numbers that are not finite; it is not saved. Lower "
+            f"training.rate or tighten [admission].{also}"
+        )
+    content = save({name: value.contiguous().cpu() for name, value in values.items()})
+    digest = hashlib.sha256(content).hexdigest()
+    whole = {"format": _FORMAT, "round": round_number, **record, "tensors_sha256": digest}
+    final, draft = folder / f"round-{round_number:06d}", folder / _DRAFT
+    with disk(f"checkpoint {final.name}", also):
+        make_folder(folder)
+        remove_folder(draft)
+        make_folder(draft)
+        write_synced(draft / "tensors.safetensors", content)
+        write_synced(draft / "record.json", sealed(whole))
+        sync_folder(draft)
+        remove_folder(final)
+        os.rename(draft, final)  # noqa: PTH104
+        sync_folder(folder)
+        held = rounds_in(folder)
+        later = [path for at, path in held.items() if at > round_number]
+        for old in (*later, *[path for at, path in held.items() if at <= round_number][:-keep]):
+            remove_folder(old)
+
+
+def load_tensors(
+    folder: Path, fits: Callable[[int], bool] = lambda _: True
+) -> tuple[tuple[dict[str, Any], Tensors] | None, list[str]]:
+    """The newest that is whole among those whose round `fits`: record and tensors, and a remark about each that is
+    not."""
+    remarks: list[str] = []
+    held = [path for at, path in rounds_in(folder).items() if fits(at)]
+    for number, path in enumerate(reversed(held), 1):
+        try:
+            return _read(path), remarks
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, HardyError) as error:
+            then = "; using the one before it." if number < len(held) else "."
+            remarks.append(f"checkpoint {path.name} is torn or corrupted ({printable(error, 300)}){then}")
+    return None, remarks
+
+
+def rounds_in(folder: Path) -> dict[int, Path]:
+    """Round -> its folder, in the order of rounds."""
+    found = {path.name.removeprefix("round-"): path for path in folder.glob("round-*")}
+    return dict(sorted((int(word), path) for word, path in found.items() if word.isascii() and word.isdigit()))
+
+
+def _record(path: Path) -> dict[str, Any]:
+    record = read_sealed(path / "record.json", "")
+    if record["format"] != _FORMAT:
+        raise ValueError(f"format {record['format']}, this version reads {_FORMAT}")
+    if path.name != f"round-{record['round']:06d}":
+        raise ValueError(f"it is of round {record['round']}")
+    return record
+
+
+def _read(path: Path) -> tuple[dict[str, Any], Tensors]:
+    record = _record(path)
+    content = (path / "tensors.safetensors").read_bytes()
+    if hashlib.sha256(content).hexdigest() != record["tensors_sha256"]:
+        raise ValueError("checksum of its tensors differs")
+    values: Tensors = load(content)
+    if bad := [name for name, value in values.items() if not _finite(value)]:
+        raise ValueError(f"{min(bad)} holds numbers that are not finite")
+    return record, values
+
+
+def _finite(value: torch.Tensor) -> bool:
+    return not value.is_floating_point() or bool(value.isfinite().all())
+
+
+def _intact(folder: Path) -> str:
+    """What a user can rely on after a failure to save."""
+    if not rounds_in(folder):
+        return " There is no earlier checkpoint: start the experiment again."
+    return " The last good checkpoint is intact; `hardy resume` goes on from it."

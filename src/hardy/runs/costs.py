@@ -12,7 +12,7 @@ from hardy.core.method import Plan
 from hardy.core.net import Net
 from hardy.core.protocols import Batch, Objective
 from hardy.core.tensors import ImageShape, Tensors
-from hardy.models.count import MacCounter
+from hardy.models.count import count_macs
 from hardy.runs.run import Run
 
 _IMAGES = 12
@@ -23,19 +23,20 @@ def image_macs(plan: Plan, objective: Objective, shape: ImageShape) -> int:
     """Multiply-accumulates that one image takes in a training step: all products of the forward and backward passes
     that this objective makes, attacks included, counted by running the step on tensors without data."""
 
-    def empty(values: Tensors) -> Tensors:
-        return tensors.apply(lambda t: t.to("meta", torch.float32 if t.is_floating_point() else None), values)
-
     model = plan.model
     constants = {n: t for n, t in model.named_buffers() if n not in plan.tags}
-    start = empty({**plan.start, **constants})
-    net = Net(model, tensors.select(start, plan.trained), tensors.select(start, [*plan.buffers, *constants]))
-    batch = Batch(torch.empty(_IMAGES, *shape, device="meta"), torch.empty(_IMAGES, dtype=torch.int64, device="meta"))
-    private, key = empty(objective.private(shape, _IMAGES)), torch.empty((), dtype=torch.int64, device="meta")
-    with MacCounter() as counter:
+
+    def step(device: str) -> None:
+        def here(values: Tensors) -> Tensors:
+            return tensors.apply(lambda t: t.to(device, torch.float32 if t.is_floating_point() else None), values)
+
+        start = here({**plan.start, **constants})
+        net = Net(model, tensors.select(start, plan.trained), tensors.select(start, [*plan.buffers, *constants]))
+        y, key = (torch.zeros(size, dtype=torch.int64, device=device) for size in (_IMAGES, ()))
+        batch, private = Batch(torch.zeros(_IMAGES, *shape, device=device), y), here(objective.private(shape, _IMAGES))
         objective.gradient(objective, net, private, batch, key, start)
-    total: int = counter.total
-    return total // _IMAGES
+
+    return count_macs(step) // _IMAGES
 
 
 def macs_of_a_round(run: Run, round_number: int) -> dict[int, int]:

@@ -5,30 +5,31 @@ was; figures found before are kept as long as the networks and the settings are 
 """
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hardy.attacks.base import Attack
+from hardy.attacks.base import Attack, refuse_inputs
 from hardy.attacks.threats import Threat, parse_threat, parse_threats
 from hardy.core import random
 from hardy.core.engine import Branches, DataPart
-from hardy.core.files import disk, write_atomic
+from hardy.core.files import disk, file_lock, make_folder, refuse_links, write_atomic
+from hardy.core.json_files import read_sealed, write_sealed
 from hardy.errors import HardyError
 from hardy.evaluation import projections
 from hardy.evaluation.checks import check
 from hardy.evaluation.measure import ServedClients, order_of_bases, threat_key
-from hardy.evaluation.record import EvaluationRecord
-from hardy.report.pictures import image_grid_png
+from hardy.evaluation.record import EVALUATION_LOCK, EvaluationRecord
+from hardy.parts.metrics import to_metrics
+from hardy.report.pictures import displayable, image_grid_png
 from hardy.report.run_page import write_report
 from hardy.runs import costs
 from hardy.runs.progress import Progress
 from hardy.runs.run import Run
 
-PUBLISHED = ("mean", "worst_client", "by_domain", "by_client", "round", "images")
+PUBLISHED = ("mean", "worst_client", "by_domain", "by_client", "round", "images", "standard_error", "better", "missing")
 """what summary.json holds of a figure"""
 _SHOWN = 12
 """images in a picture of an attack"""
@@ -40,6 +41,7 @@ def evaluate_run(
     run: Run,
     threats: str | Sequence[str | Threat] = (),
     *,
+    metrics: str | Sequence[Any] | None = None,
     attack_branch: str | None = None,
     predict_branch: str | None = None,
     width: float = 1.0,
@@ -53,7 +55,8 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Measures the networks of a run as they are served; a run with a folder gets evaluation.json and a new report.
 
-    Threats are texts such as "pgd-20,autoattack" or Threat objects. `limit` takes the first rows of each client.
+    Threats are texts such as "pgd-20,autoattack" or Threat objects. `metrics` are names ("auroc,ece"), metrics, or
+    functions of logits and labels; not given: the experiment's. `limit` takes the first rows of each client.
     `epsilons` adds every threat at these radii too, for a curve. Branches not given are the experiment's. `width` and
     `robustness` (λ) customise the network, which is attacked as it then is. `report=False` leaves report.html alone.
     """
@@ -64,6 +67,8 @@ def evaluate_run(
         attack=attack_branch or usual.attack, predict=predict_branch or usual.predict, robustness=robustness
     )
     chosen = _threats(threats, epsilons)
+    for threat in chosen:
+        refuse_inputs(threat.attack, engine.data.shape, bounded=engine.data.bounded)
     order = order_of_bases(engine, run.state, usual.predict)
     served = ServedClients(engine, run.state, part, branches, limit, width=width, order=order)
     settings: dict[str, Any] = {"part": part, "limit": limit, "attack": served.attack, "predict": served.predict}
@@ -71,28 +76,38 @@ def evaluate_run(
     if customised:
         settings |= {"width": width, "robustness": robustness}
     path = run.folder / "evaluation.json" if run.folder else None
+    if run.folder is not None:
+        refuse_links(run.folder)
     record = EvaluationRecord(
-        path, served, engine.data.clients, round_number=run.state.round, seed=seed, settings=settings
+        path,
+        served,
+        engine.data.clients,
+        round_number=run.state.round,
+        seed=seed,
+        settings=settings,
+        metrics=run.experiment.evaluation.metrics if metrics is None else to_metrics(metrics),
     )
-    standing = served.standing()
-    record.found["standard_accuracy"] = record.figures(standing)
+    answers = served.answers()
+    record.put_clean(answers)
     if checks and chosen and "flags" not in record.found:
         record.found["flags"] = _flags(run, served)
     stages = [(threat, name, attack) for threat in chosen for name, attack in threat.attack.stages()]
     progress = Progress(len(stages), quiet=quiet)
     for done, (threat, name, attack) in enumerate(stages, 1):
-        before = record.stood(threat) or standing
-        if record.needs(threat, name):
+        if not record.alias(threat) and record.needs(threat, name):
+            before = record.answers_after(threat, answers)
             after = served.attacked(attack, before, threat_key(seed, threat, name))
             record.put(threat, name, after, last=name == threat.attack.stages()[-1][0])
         progress.update(done, f"{threat.name} {name}")
     progress.close()
     result = record.result(chosen)
     if run.folder is not None:
-        _illustrate(run, served, chosen)
+        with engine.arithmetic(training=False):
+            _illustrate(run, served, chosen)
+            seen = _represent(run, served, chosen[0]) if chosen else []
         if chosen:
-            seen = _represent(run, served, chosen[0])
-            projections.write_projections(run.folder, run.state.round, threat=chosen[0].name, domains=seen)
+            with file_lock(run.folder / EVALUATION_LOCK, wait=True):
+                projections.write_projections(run.folder, run.state.round, threat=chosen[0].name, domains=seen)
         # figures that stand beside others must be of all test rows, and of the network as it is
         if part == "test" and limit is None and not customised:
             _publish(run, result)
@@ -103,9 +118,10 @@ def evaluate_run(
 
 def known_settings(run: Run) -> list[dict[str, Any]]:
     """What is known of the widths and robustness of a run, of its round; measured if nothing is."""
-    if run.folder is not None and (run.folder / "settings.json").exists():
-        found = json.loads((run.folder / "settings.json").read_text("utf-8"))
-        if found["round"] == run.state.round:
+    path = run.folder / "settings.json" if run.folder else None
+    if path is not None and path.exists():
+        found = read_sealed(path, "Remove it: it is measured anew.")
+        if found.get("round") == run.state.round:
             rows: list[dict[str, Any]] = found["settings"]
             return rows
     return evaluate_settings(run)
@@ -132,12 +148,14 @@ def evaluate_settings(
     for width in widths or (known if budget.bases > 1 else budget.widths):
         for level in robustness or (None,):
             costing = {**predictor.customise(width=width, robustness=level).costs(), "robustness": level}
-            found = evaluate_run(bare, threats, width=width, robustness=level, checks=False, quiet=quiet, **options)
+            found = evaluate_run(
+                bare, threats, metrics=(), width=width, robustness=level, checks=False, quiet=quiet, **options
+            )
             standard = _published(found["standard_accuracy"])
             rows.append({**costing, "standard_accuracy": standard, "robust_accuracy": published(found)})
     if run.folder is not None:
         found = {"round": run.state.round, "settings": rows, **costs.training_costs(run)}
-        write_atomic(run.folder / "settings.json", json.dumps(found).encode())
+        write_sealed(run.folder / "settings.json", found)
         if report:
             write_new_report(run)
     return rows
@@ -165,7 +183,9 @@ def _threats(threats: str | Sequence[str | Threat], epsilons: Sequence[float]) -
 
 
 def _flags(run: Run, served: ServedClients) -> list[dict[str, Any]]:
-    """Red flags on the network of one client of each domain."""
+    """Red flags on the network of one client of each domain; those that there are, are of images."""
+    if len(run.engine.data.shape) == 1:
+        return []
     first: dict[str, int] = {}
     for number, profile in enumerate(run.engine.data.clients):
         if len(served.rows[number]):
@@ -193,6 +213,8 @@ def _illustrate(run: Run, served: ServedClients, threats: Sequence[Threat]) -> N
     folder = run.folder
     assert folder is not None
     client = max(range(len(served.rows)), key=lambda c: len(served.rows[c]))
+    if len(run.engine.data.shape) == 1 or not len(served.rows[client]):
+        return
     forward, x, y = _network(served, client, _SHOWN)
     classes = run.engine.data.classes
     for threat in threats:
@@ -200,12 +222,12 @@ def _illustrate(run: Run, served: ServedClients, threats: Sequence[Threat]) -> N
         changed = _first(threat).perturb(forward, x, y, key)
         change = changed - x
         magnified = 0.5 + 0.5 * change / change.abs().max().clamp_min(1e-12)
-        rows = [_pixels(x), _pixels(changed), _pixels(magnified)]
+        rows = [displayable(images.cpu().numpy()) for images in (x, changed, magnified)]
         before, after = (", ".join(classes[i] for i in forward(z).argmax(-1).tolist()) for z in (x, changed))
         labels = [f"images, seen as {before}", f"attacked, seen as {after}", "the change, magnified"]
         name = "".join(c if c.isalnum() or c in "-." else "_" for c in threat.name)
         with disk("pictures"):
-            (folder / "pictures").mkdir(exist_ok=True)
+            make_folder(folder / "pictures")
         write_atomic(folder / "pictures" / f"attack {name}.png", image_grid_png(rows, labels))
 
 
@@ -233,17 +255,21 @@ def _represent(run: Run, served: ServedClients, threat: Threat) -> list[dict[str
     return found
 
 
-def _pixels(x: Tensor) -> Any:
-    return (x.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
-
-
 def published(result: dict[str, Any]) -> dict[str, Any]:
     """The robust accuracies of an evaluation as summary.json holds them."""
     return {name: _published(value) for name, value in result["robust_accuracy"].items()}
 
 
+def published_metrics(result: dict[str, Any]) -> dict[str, Any]:
+    """The metrics under attack, likewise."""
+    return {
+        threat: {name: _published(value) for name, value in found.items()}
+        for threat, found in result["robust_metrics"].items()
+    }
+
+
 def _published(figures: dict[str, Any]) -> dict[str, Any]:
-    return {key: figures[key] for key in PUBLISHED}
+    return {key: figures[key] for key in PUBLISHED if key in figures}
 
 
 def _publish(run: Run, result: dict[str, Any]) -> None:
@@ -251,15 +277,33 @@ def _publish(run: Run, result: dict[str, Any]) -> None:
     it is."""
     assert run.folder is not None
     path = run.folder / "summary.json"
-    if not path.exists():
-        return
-    summary = json.loads(path.read_text("utf-8"))
-    if summary["rounds"] == run.state.round:
-        known = of_round(summary["robust_accuracy"], run.state.round)
-        summary["robust_accuracy"] = {**known, **published(result)}
-        write_atomic(path, json.dumps(summary, indent=2).encode())
+    with file_lock(run.folder / EVALUATION_LOCK, wait=True):
+        if not path.exists():
+            return
+        summary = read_sealed(path, f"`hardy resume {run.folder}` writes it anew.")
+        if summary["rounds"] == run.state.round:
+            write_sealed(path, {**summary, **_joined(summary, result, run.state.round)}, indent=2)
+
+
+def _joined(summary: dict[str, Any], result: dict[str, Any], round_number: int) -> dict[str, Any]:
+    """What a summary knows of a round, with what an evaluation has found."""
+    attacked = metrics_of_round(summary.get("robust_metrics", {}), round_number)
+    for threat, found in published_metrics(result).items():
+        attacked[threat] = attacked.get(threat, {}) | found
+    clean = {name: _published(value) for name, value in result["metrics"].items()}
+    return {
+        "robust_accuracy": of_round(summary["robust_accuracy"], round_number) | published(result),
+        "metrics": of_round(summary.get("metrics", {}), round_number) | clean,
+        "robust_metrics": attacked,
+    }
 
 
 def of_round(figures: dict[str, Any], round_number: int) -> dict[str, Any]:
     """Those of a round; others are stale."""
     return {name: value for name, value in figures.items() if value.get("round") == round_number}
+
+
+def metrics_of_round(figures: dict[str, dict[str, Any]], round_number: int) -> dict[str, dict[str, Any]]:
+    """The same of metrics by threat."""
+    found = {threat: of_round(metrics, round_number) for threat, metrics in figures.items()}
+    return {threat: metrics for threat, metrics in found.items() if metrics}

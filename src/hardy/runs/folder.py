@@ -1,21 +1,35 @@
 """Run folders: what lies in them, who may write, and how often."""
 
+import hashlib
 import json
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from hardy import config
+from hardy.config import Experiment
 from hardy.core.federation import Client, Federation
-from hardy.core.files import disk, versions, write_atomic
+from hardy.core.files import (
+    append,
+    disk,
+    file_lock,
+    refuse_links,
+    remove_drafts,
+    sync_file,
+    versions,
+    write_atomic,
+)
 from hardy.data.shifts import Shift, device, seen
 from hardy.errors import HardyError
-from hardy.report.pictures import image_grid_png
+from hardy.report.pictures import displayable, image_grid_png
 from hardy.runs.run import Run
 
+METRICS, CLIENTS = "metrics.jsonl", "clients.json"
 _LEAST_SECONDS = 1.0
 _CHECKPOINT_SHARE = 0.05
 
@@ -26,6 +40,33 @@ def write_run_header(run: Run) -> None:
     assert folder is not None
     text = run.experiment.to_toml() + "\n" + config.dump({"versions": versions()}) + "\n"
     write_atomic(folder / "config.toml", text.encode())
+    write_atomic(folder / CLIENTS, clients_json(run))
+    if run.local is None:
+        return  # there is no image here to show
+    if len(data.shape) == 1:
+        return  # feature vectors have no picture
+    rows = {client.domain: client.train[:16] for client in reversed(data.clients)}
+    grid = [displayable(data.x_train[found]) for found in reversed(rows.values())]
+    labels = [
+        f"{domain}: {', '.join(data.classes[y] for y in data.y_train[found])}"
+        for domain, found in reversed(rows.items())
+    ]
+    write_atomic(folder / "pictures" / "samples.png", image_grid_png(grid, labels))
+    if run.experiment.data.shift is not None:
+        shift = config.convert(run.experiment.data.shift, Shift, "data.shift")
+        images = data.x_test if len(data.x_test) else data.x_train
+        scene = images[:: max(1, len(images) // 16)][:16]
+        taken = [
+            seen(scene, shift, device(run.experiment.seed, client)) for client in range(min(12, len(data.clients)))
+        ]
+        labels = ["images", *(f"as client {client} takes them" for client in range(len(taken)))]
+        grid = [displayable(images) for images in (scene, *taken)]
+        write_atomic(folder / "pictures" / "devices.png", image_grid_png(grid, labels))
+
+
+def clients_json(run: Run) -> bytes:
+    """What is known of each client."""
+    data = run.engine.data
     clients = [
         {
             "client": number,
@@ -39,19 +80,7 @@ def write_run_header(run: Run) -> None:
         }
         for number, client in enumerate(data.clients)
     ]
-    write_atomic(folder / "clients.json", json.dumps(clients).encode())
-    if run.local is None:
-        return  # there is no image here to show
-    rows = {client.domain: client.train[:16] for client in reversed(data.clients)}
-    grid = [data.x_train[found].transpose(0, 2, 3, 1) for found in reversed(rows.values())]
-    write_atomic(folder / "pictures" / "samples.png", image_grid_png(grid, list(reversed(rows))))
-    if run.experiment.data.shift is not None:
-        shift = config.convert(run.experiment.data.shift, Shift, "data.shift")
-        scene = data.x_test[:: max(1, len(data.x_test) // 16)][:16]
-        taken = [seen(scene, shift, device(run.experiment.seed, client)) for client in range(min(12, len(clients)))]
-        labels = ["test images", *(f"as client {client} takes them" for client in range(len(taken)))]
-        grid = [images.transpose(0, 2, 3, 1) for images in (scene, *taken)]
-        write_atomic(folder / "pictures" / "devices.png", image_grid_png(grid, labels))
+    return json.dumps(clients).encode()
 
 
 def _labels(data: Federation, client: Client) -> list[int]:
@@ -60,25 +89,122 @@ def _labels(data: Federation, client: Client) -> list[int]:
     return found
 
 
-def drop_stale(folder: Path, done: int, rounds: int) -> None:
-    """Drops the lines of rounds that will be run again, and pictures of networks that will be trained on."""
-    _truncate(folder / "metrics.jsonl", done)
-    for picture in (folder / "pictures").glob("attack *.png") if done < rounds else ():
-        picture.unlink()
+class MetricsLog:
+    """metrics.jsonl: a line a round; and the checksums of the files that a checkpoint and a summary answer for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.clients = folder / METRICS, _sha256(folder / CLIENTS)
+        self.digest = hashlib.sha256(self.path.read_bytes() if self.path.exists() else b"")
+
+    def append(self, line: dict[str, Any]) -> None:
+        text = (json.dumps(line) + "\n").encode()
+        with disk(METRICS):
+            append(self.path, text)
+        self.digest.update(text)
+
+    def sync(self) -> None:
+        """All lines are on the disk, so that no checkpoint outlives them."""
+        if self.path.exists():
+            with disk(METRICS):
+                sync_file(self.path)
+
+    @property
+    def digests(self) -> dict[str, str]:
+        return {METRICS: self.digest.hexdigest(), CLIENTS: self.clients}
 
 
-def _truncate(path: Path, rounds: int) -> None:
-    if not path.exists():
+def mend(run: Run, digests: dict[str, str]) -> list[str]:
+    """Brings the files of a resumed run in line with its checkpoint, and says what was wrong with them: lines of rounds
+    that will be run again go, as do pictures of networks that will be trained on."""
+    folder, done = run.folder, run.state.round
+    assert folder is not None
+    with disk(str(folder)):
+        for picture in (folder / "pictures").glob("attack *.png") if done < run.experiment.rounds else ():
+            picture.unlink()
+    said = _mend_metrics(folder / METRICS, done, digests.get(METRICS))
+    if done and _sha256(folder / CLIENTS) != digests.get(CLIENTS):
+        write_atomic(folder / CLIENTS, clients_json(run))
+        said.append(f"{CLIENTS} was missing, changed or damaged; it is written anew.")
+    return said
+
+
+def _mend_metrics(path: Path, done: int, digest: str | None) -> list[str]:
+    text = path.read_bytes() if path.exists() else b""
+    lines: dict[int, bytes] = {}
+    unread = 0
+    for line in text.splitlines(keepends=True):
+        at = line_round(line)
+        if at is None:
+            unread += 1
+        elif at <= done:
+            lines[at] = line.rstrip(b"\n") + b"\n"
+    kept = b"".join(lines.values())
+    if kept != text:
+        write_atomic(path, kept)
+    if not done or hashlib.sha256(kept).hexdigest() == digest:
+        return []  # at most the torn last line of a killed process
+    missing = [str(at) for at in range(1, done + 1) if at not in lines]
+    if not missing:
+        return [f"{METRICS} was changed since its checkpoint was written; its figures may be wrong."]
+    shown = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
+    damaged = f" ({unread} lines cannot be read)" if unread else ""
+    return [
+        f"{METRICS} lacks {len(missing)} of {done} rounds{damaged}: {shown}. They cannot be brought back; the networks "
+        "are not affected."
+    ]
+
+
+def line_round(line: bytes) -> int | None:
+    """The round of a line of metrics.jsonl; None if it is none."""
+    try:
+        found = json.loads(line)["round"]
+        return found if isinstance(found, int) and found > 0 else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def resolved(experiment: Experiment, text: str) -> dict[str, Any]:
+    """Every key of an experiment, and the versions that its config.toml names."""
+    return {**tomllib.loads(experiment.to_toml()), "versions": tomllib.loads(text).get("versions", {})}
+
+
+def refuse_changes(folder: Path, text: str, chosen: Experiment, before: dict[str, Any]) -> None:
+    """An error that lists the keys in which config.toml is not the experiment of the checkpoint. More rounds are no
+    change: that is how a run is prolonged. Nor are data that moved: only their name counts."""
+    tables = before, resolved(chosen, text), tomllib.loads(text)
+    beside = ("code",)  # a change of code is a warning
+    old, new, written = (
+        _placeless(_flat({key: value for key, value in table.items() if key not in beside})) for table in tables
+    )
+    # a key that the checkpoint does not know counts where config.toml names it: a newer version may have more keys
+    differ = [key for key in old if new.get(key) != old[key]] + [key for key in written if key not in old]
+    if "rounds" in differ and new["rounds"] > old["rounds"]:
+        differ.remove("rounds")
+    if not differ:
         return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            if json.loads(line)["round"] > rounds:
-                break
-        except (ValueError, KeyError, TypeError):
-            break  # a torn last line
-        kept.append(line + "\n")
-    write_atomic(path, "".join(kept).encode())
+    shown = [f"{key} was {old.get(key, 'absent')!r}, is {new.get(key, 'absent')!r}" for key in differ[:6]]
+    more = f"; and {len(differ) - 6} more keys" if len(differ) > 6 else ""
+    raise HardyError(
+        f"{folder / 'config.toml'} is not the experiment of its checkpoint: {'; '.join(shown)}{more}. Put back what "
+        "was there, or go on with the change: `hardy resume --allow-change` (allow_change=True in Python)."
+    )
+
+
+def _placeless(table: dict[str, Any]) -> dict[str, Any]:
+    """Without the folders that the data are in."""
+    paths: dict[str, Any] = {key: Path(table[key]).name for key in ("data.source", "data.source.name") if key in table}
+    return {key: paths.get(key, value) for key, value in table.items() if key != "data.folder"}
+
+
+def _flat(table: dict[str, Any], path: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= _flat(value, f"{path}{key}.") if isinstance(value, dict) else {path + key: value}
+    return found
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes() if path.is_file() else b"").hexdigest()
 
 
 class CheckpointSchedule:
@@ -102,18 +228,14 @@ class CheckpointSchedule:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One process a run folder."""
+    """One process a run folder, which holds no links."""
     if not folder.is_dir():
         raise HardyError(f"no run folder {str(folder)!r}. Start a run with `hardy run EXPERIMENT --out {folder}`.")
-    with disk("the run folder"):
-        file = (folder / ".lock").open("w")
-    with file:
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:
-            pass  # no such locks on Windows
-        except BlockingIOError as error:
-            raise HardyError(f"another process is running in {folder}; wait for it or stop it.") from error
+    refuse_links(folder)
+    with file_lock(folder / ".lock", wait=False) as held:
+        if not held:
+            raise HardyError(f"another process is running in {folder}; wait for it or stop it.")
+        with disk(str(folder)):
+            for place in (folder, folder / "pictures", folder / "best"):
+                remove_drafts(place)
         yield

@@ -1,90 +1,153 @@
 """The rounds of a run: train, measure, write down, save; then the figures of the finished run."""
 
-import json
-import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import nullcontext
+from statistics import median
 from typing import Any
 
 from hardy.attacks.threats import parse_threat
+from hardy.callbacks.base import Notify, attached
 from hardy.core.engine import Question
-from hardy.core.files import disk, write_atomic
+from hardy.core.files import file_lock
+from hardy.core.flatten import flat_row
+from hardy.core.json_files import write_sealed
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.evaluation import projections
+from hardy.evaluation.diagnoses import diagnose_training
 from hardy.evaluation.measure import figures
-from hardy.evaluation.metrics import measure_metrics
+from hardy.evaluation.record import EVALUATION_LOCK
 from hardy.runs import costs
 from hardy.runs import folder as folders
 from hardy.runs.checkpoint import Checkpoint, save_checkpoint
-from hardy.runs.evaluate import evaluate_run, evaluate_settings, of_round, published, write_new_report
+from hardy.runs.evaluate import (
+    evaluate_run,
+    evaluate_settings,
+    metrics_of_round,
+    of_round,
+    published,
+    published_metrics,
+    write_new_report,
+)
+from hardy.runs.interrupts import Stopped, StopRequest, deferred_interrupt
 from hardy.runs.progress import Progress
 from hardy.runs.run import Run, RunTotals
 
 _HOPELESS = 10
 """rounds in a row in which every reply was refused"""
-_STOPPING = b"\nhardy: stopping after this round; Ctrl-C again stops at once.\n"
 
 
-def run_rounds(run: Run, *, quiet: bool) -> Run:
+def run_rounds(run: Run, *, quiet: bool, callbacks: Sequence[Any] = ()) -> Run:
     """Trains the rounds that are left, then measures what the experiment asks for."""
-    experiment, folder, rounds = run.experiment, run.folder, run.experiment.rounds
-    if folder is not None:
-        folders.drop_stale(folder, run.state.round, rounds)
+    saving = _Saving(run) if run.folder is not None else None
+    given = [callback for callback in callbacks if callback not in run.experiment.callbacks]
+    with attached(run, [*run.experiment.callbacks, *given]) as notify:
+        _train(run, saving, notify, quiet=quiet)
+        _measure_finished(run, saving, quiet=quiet)
+    return run
+
+
+def _train(run: Run, saving: "_Saving | None", notify: Notify, *, quiet: bool) -> None:
+    rounds = run.experiment.rounds
     progress = Progress(rounds, done=run.state.round, quiet=quiet)
-    pace = folders.CheckpointSchedule(experiment.checkpoint.every)
     wasted = 0
     try:
-        with deferred_interrupt() if folder is not None else nullcontext(lambda: False) as interrupted:
-            while run.state.round < rounds:
-                line = _round(run)
-                stop = interrupted()
-                if folder is not None and (stop or pace.due(run.state.round) or run.state.round == rounds):
-                    with pace.timed():
-                        _save(run, folder / "checkpoint", run.engine.store)
-                progress.update(run.state.round, _note(line, run.figures))
-                if stop:
-                    raise KeyboardInterrupt
+        with deferred_interrupt() if saving else nullcontext(StopRequest()) as stop:
+            if saving and run.experiment.init and not run.state.round:
+                saving.save(stop, last=True)  # what it was started from may be gone when it is resumed
+            while run.state.round < rounds and not run.figures.stopped:
+                try:
+                    line = _round(run, saving)
+                    failed = notify(line)
+                    if saving:
+                        ends = failed or run.figures.stopped or run.state.round == rounds
+                        saving.save(stop, last=bool(ends))
+                    if failed:
+                        raise failed
+                    progress.update(run.state.round, _note(line, run.figures))
+                except Stopped as asked:
+                    raise _stopped(saving, stop, asked.signal, "at once") from None
+                if stop.signal is not None:
+                    raise _stopped(saving, stop, stop.signal, f"after round {run.state.round}")
                 wasted = wasted + 1 if _all_refused(line) else 0
                 if wasted == _HOPELESS:
                     raise _hopeless(run, line, wasted)
     finally:
         progress.close()
-    _measure_finished(run, quiet=quiet)
-    return run
 
 
-@contextmanager
-def deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C waits for the end of the round: in the middle of one some clients have trained and some have not. A second
-    one stops at once. Gives a function that says whether there was one."""
-    asked = False
+class _Saving:
+    """What is kept of a run in its folder: a line a round, and checkpoints of whole rounds."""
 
-    def note(number: int, frame: object) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-        os.write(2, _STOPPING)
+    def __init__(self, run: Run) -> None:
+        assert run.folder is not None
+        self.run, self.folder, self.log = run, run.folder, folders.MetricsLog(run.folder)
+        self.pace = folders.CheckpointSchedule(run.experiment.checkpoint.every)
+        self.experiment = folders.resolved(run.experiment, (run.folder / "config.toml").read_text("utf-8"))
+        self.saved = run.state.round
+        self.note_whole()
 
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    ours = usual and threading.current_thread() is threading.main_thread()
-    if ours:
-        signal.signal(signal.SIGINT, note)
+    def note_whole(self) -> None:
+        """The last whole round: what is saved if the next one is broken off. Nothing is copied."""
+        self.whole = self._checkpoint(self.run.engine.store)
+        self.untouched = _in_place_changes(self.whole.store)
+
+    def save(self, stop: StopRequest, *, last: bool) -> None:
+        self.note_whole()
+        if last or stop.signal is not None or self.pace.due(self.run.state.round):
+            with self.pace.timed(), stop.unbroken():
+                self._write("checkpoint", self.whole)
+                self.saved = self.whole.server.round
+
+    def save_broken_off(self) -> None:
+        """The last whole round in the middle of the next, unless clients have overwritten their private tensors."""
+        known = _in_place_changes(self.whole.store)
+        if self.whole.server.round > self.saved and known is not None and known == self.untouched:
+            self._write("checkpoint", self.whole)
+            self.saved = self.whole.server.round
+
+    def save_best(self) -> None:
+        """To be served, not to be trained on: the networks without the objective's own tensors."""
+        engine = self.run.engine
+        networks = {name: value for name, value in engine.store.items() if name in engine.plan.model_names}
+        self._write("best", self._checkpoint(networks), keep=1)
+
+    def _checkpoint(self, store: Tensors) -> Checkpoint:
+        figures = self.run.figures
+        totals = {name: getattr(figures, name) for name in RunTotals.__dataclass_fields__}
+        return Checkpoint(
+            server=self.run.state,
+            store=store,
+            figures={**totals, "lost": dict(figures.lost)},
+            experiment=self.experiment,
+            digests=self.log.digests,
+        )
+
+    def _write(self, name: str, checkpoint: Checkpoint, keep: int = 2) -> None:
+        self.log.sync()  # first: no checkpoint outlives the lines of its rounds
+        save_checkpoint(self.folder / name, checkpoint, keep=keep)
+
+
+def _in_place_changes(store: Tensors) -> dict[str, int] | None:
+    """How often each tensor was written to; None where torch does not count."""
     try:
-        yield lambda: asked
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        return {name: value._version for name, value in store.items()}
+    except RuntimeError:
+        return None
 
 
-def _round(run: Run) -> dict[str, Any]:
+def _stopped(saving: _Saving | None, stop: StopRequest, number: int, when: str) -> Stopped:
+    assert saving is not None  # without a folder nobody waits for the end of a round
+    with stop.unbroken():
+        saving.save_broken_off()
+    start = f"after round {saving.saved}" if saving.saved else "from the start"
+    return Stopped(f"stopped {when}. `hardy resume {saving.folder}` goes on {start}.", number)
+
+
+def _round(run: Run, saving: _Saving | None) -> dict[str, Any]:
     """One round, its line of metrics.jsonl, and a copy of the networks if they are the best so far."""
-    began, folder = time.perf_counter(), run.folder
+    began = time.perf_counter()
     rate = run.experiment.training.rate_at(run.state.round, run.experiment.rounds)
     run.state, line = run.server.round(run.state, run.engine, rate)
     line = {"round": run.state.round, "seconds": time.perf_counter() - began, **line}
@@ -93,12 +156,12 @@ def _round(run: Run) -> dict[str, Any]:
     line |= run.engine.account(line)
     run.figures.add(line)
     run.last_line = line
-    if folder is not None:
-        with disk("metrics.jsonl"), (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        if best:  # to be served, not to be trained on: the networks without the objective's own tensors
-            networks = {n: t for n, t in run.engine.store.items() if n in run.engine.plan.model_names}
-            _save(run, folder / "best", networks, keep=1)
+    if run.rows is not None:
+        run.rows.append(flat_row(line))
+    if saving:
+        saving.log.append(line)
+        if best:
+            saving.save_best()
     return line
 
 
@@ -121,58 +184,107 @@ def _evaluate(run: Run, line: dict[str, Any]) -> bool:
     experiment, choice, done = run.experiment, run.experiment.evaluation, run.state.round
     if done % choice.every and done != experiment.rounds:
         return False
-    asked = [Question("validation"), Question("test"), *(Question("validation", t) for t in choice.selecting)]
-    validation, test, *attacked = _measured(run, asked)
-    line["validation_accuracy"], line["standard_accuracy"] = validation, test
-    if attacked:
-        line["selection_accuracy"] = attacked[0]
-    run.figures.latest = test
-    if choice.metrics:
-        engine, rate = run.needs_local("evaluation.metrics"), experiment.training.rate_at(done - 1, experiment.rounds)
-        line |= measure_metrics(engine, run.state, choice.metrics, rate=rate, branch=choice.predict_branch)
-    score, best = (attacked or [validation])[0]["mean"], run.figures.best
-    if best is not None and best.get("select") != choice.select:
+    places = {"validation": Question("validation"), "standard": Question("test")}
+    if choice.select:
+        places["selection"] = Question("validation", choice.select)
+    found = _measured(run, [q._replace(metric=m) for q in places.values() for m in (None, *choice.metrics)])
+    for place, question in places.items():
+        line[f"{place}_accuracy"] = found[question]
+        if choice.metrics:
+            others = {m.name: found[question._replace(metric=m)] for m in choice.metrics}
+            line["metrics" if place == "standard" else f"{place}_metrics"] = others
+    run.figures.latest, run.figures.metrics = line["standard_accuracy"], line.get("metrics", {})
+    if choice.diagnosis:
+        engine, rate = run.needs_local("a diagnosis"), experiment.training.rate_at(done - 1, experiment.rounds)
+        line |= diagnose_training(engine, run.state, choice.diagnosis, rate=rate, branch=choice.predict_branch)
+    return _note_best(run, line)
+
+
+def _typical(run: Run, figures: dict[str, Any]) -> float | None:
+    """The mean over clients; over a network, where each figure is a client's own word, the median, so that no client
+    alone can say which round is the best."""
+    known = [value for value in figures["by_client"] if value is not None]
+    mean: float | None = figures["mean"]
+    return median(known) if known and run.local is None else mean
+
+
+def _note_best(run: Run, line: dict[str, Any]) -> bool:
+    """Whether the round is the best so far by what the experiment selects on."""
+    choice, best = run.experiment.evaluation, run.figures.best
+    place = "selection" if choice.select else "validation"
+    accuracy, metric = _typical(run, line[f"{place}_accuracy"]), choice.selecting_metric
+    score = _typical(run, line[f"{place}_metrics"][metric.name]) if metric else accuracy
+    if best is not None and (best.get("select"), best.get("metric")) != (choice.select, choice.select_metric):
         best = None  # the run goes on by another measure
-    if score is None or (best is not None and score <= best["validation_accuracy"]):
+    sign = 1 if metric is None or metric.higher_is_better else -1
+    if score is None or (best is not None and sign * score <= sign * best.get("score", best["validation_accuracy"])):
         return False
-    run.figures.best = {"round": done, "select": choice.select, "validation_accuracy": score, "standard_accuracy": test}
+    run.figures.best = {
+        "round": run.state.round,
+        "select": choice.select,
+        "metric": choice.select_metric,
+        "score": score,
+        "validation_accuracy": accuracy,
+        "standard_accuracy": line["standard_accuracy"],
+    }
     return True
 
 
-def _measured(run: Run, asked: list[Question]) -> list[dict[str, Any]]:
+def _measured(run: Run, asked: Sequence[Question]) -> dict[Question, dict[str, Any]]:
     """The figures that whoever measures the clients gives."""
     found = run.measures.measure(run.state, asked, run.branches)
     clients, done = run.engine.data.clients, run.state.round
-    return [figures(v, clients, question.part, done) for question, v in zip(asked, found, strict=True)]
+    return {
+        question: figures(values, clients, [len(getattr(c, question.part)) for c in clients], done, question.metric)
+        for question, values in zip(asked, found, strict=True)
+    }
 
 
-def _measure_finished(run: Run, *, quiet: bool) -> None:
+def _measure_finished(run: Run, saving: _Saving | None, *, quiet: bool) -> None:
     """What the experiment asks of its last round and is not known yet; the report comes last."""
     choice, folder, plan = run.experiment.evaluation, run.folder, run.engine.plan
     run.robust = of_round(run.robust, run.state.round)
-    _write_summary(run)
+    run.robust_metrics = metrics_of_round(run.robust_metrics, run.state.round)
+    if run.figures.stopped and (run.figures.latest or {}).get("round") != run.state.round:
+        found = _measured(run, [Question("test", "", m) for m in (None, *choice.metrics)])
+        run.figures.latest = found[Question("test")]
+        run.figures.metrics = {m.name: found[Question("test", "", m)] for m in choice.metrics}
+    _write_summary(run, saving)
     if folder is not None:
-        projections.write_projections(folder, run.state.round, norms=projections.norms(plan, run.own))
+        with file_lock(folder / EVALUATION_LOCK, wait=True):
+            projections.write_projections(folder, run.state.round, norms=projections.norms(plan, run.own))
         if run.local and (len(plan.method.budget.widths) > 1 or choice.robustness):
             threats = choice.threats if choice.robustness else ()
             evaluate_settings(run, robustness=choice.robustness, threats=threats, quiet=quiet, report=False)
-    missing = [name for threat in choice.threats if (name := parse_threat(threat).name) not in run.robust]
+    missing = [name for threat in choice.threats if not _known(run, name := parse_threat(threat).name)]
     if missing and run.local:
-        run.robust |= published(evaluate_run(run, missing, quiet=quiet, report=False))
+        result = evaluate_run(run, missing, quiet=quiet, report=False)
+        run.robust |= published(result)
+        run.robust_metrics |= published_metrics(result)
     elif missing:
-        run.robust |= dict(zip(missing, _measured(run, [Question("test", name) for name in missing]), strict=True))
-    _write_summary(run)
+        found = _measured(run, [Question("test", name, m) for name in missing for m in (None, *choice.metrics)])
+        run.robust |= {name: found[Question("test", name)] for name in missing}
+        run.robust_metrics |= {
+            name: {m.name: found[Question("test", name, m)] for m in choice.metrics}
+            for name in missing
+            if choice.metrics
+        }
+    _write_summary(run, saving)
     write_new_report(run)
 
 
-def _write_summary(run: Run) -> None:
-    if run.folder is not None:
-        write_atomic(run.folder / "summary.json", json.dumps(run.summary(), indent=2).encode())
+def _known(run: Run, threat: str) -> bool:
+    """Whether all that the experiment asks for under a threat is measured."""
+    wanted = {metric.name for metric in run.experiment.evaluation.metrics}
+    return threat in run.robust and wanted <= run.robust_metrics.get(threat, {}).keys()
 
 
-def _save(run: Run, folder: Path, store: Tensors, keep: int = 2) -> None:
-    totals = {name: getattr(run.figures, name) for name in RunTotals.__dataclass_fields__}
-    save_checkpoint(folder, Checkpoint(server=run.state, store=store, figures=totals), keep=keep)
+def _write_summary(run: Run, saving: _Saving | None) -> None:
+    if saving:
+        with file_lock(saving.folder / EVALUATION_LOCK, wait=True):
+            write_sealed(
+                saving.folder / "summary.json", {**run.summary(), "files_sha256": saving.log.digests}, indent=2
+            )
 
 
 def _note(line: dict[str, Any], figures: RunTotals) -> str:

@@ -9,16 +9,20 @@ from typing import Protocol
 import torch
 
 from hardy import config
+from hardy.attacks.base import Attack, refuse_inputs, refuse_usual_radius
 from hardy.attacks.threats import parse_threat
 from hardy.config import FROM_PYTHON, Experiment, construct, convert, named
 from hardy.core.engine import Measures, RunEngine
 from hardy.core.federation import Federation
-from hardy.core.method import BuildModel, Method, Plan
+from hardy.core.method import Method, Plan
+from hardy.core.protocols import within
 from hardy.core.server import PipelinedServer, Server
 from hardy.data import sources
 from hardy.data.capacity import Capacity, with_capacity
 from hardy.data.dataset import Dataset
+from hardy.data.given import OwnData, as_data
 from hardy.data.kinds import with_kinds
+from hardy.data.own_files import locate
 from hardy.data.shifts import Shift, with_shift
 from hardy.data.splits import federate
 from hardy.engines import DeviceData
@@ -26,6 +30,7 @@ from hardy.errors import HardyError
 from hardy.evaluation.measure import LocalMeasure
 from hardy.evaluation.serving import chosen_branch, refuse_common, refuse_robustness
 from hardy.registry import find
+from hardy.runs.networks import OwnModel, model_builder
 from hardy.runs.run import Run, RunTotals
 
 _LOG = logging.getLogger("hardy")
@@ -43,13 +48,16 @@ def prepare(
     experiment: Experiment,
     *,
     method: Method | None = None,
-    model: BuildModel | None = None,
-    data: Federation | Dataset | None = None,
+    model: OwnModel | config.Table | str | None = None,
+    data: OwnData | None = None,
     data_folder: Path | str | None = None,
     network: Connect | None = None,
 ) -> Run:
     """Everything built and checked, nothing trained."""
     given = data is not None and network is None
+    data = None if data is None else as_data(data, value_range=None if network else experiment.data.range)
+    if data is None and network is None:
+        experiment = with_data_place(experiment, data_folder)
     if not isinstance(data, Federation):
         data = federation(experiment, data, data_folder)
     elif given and experiment.data.shift is not None:
@@ -58,7 +66,10 @@ def prepare(
         raise HardyError("data.capacity cannot be dealt to a federation that is given; use with_capacity on it.")
     if network is None:  # nodes bring their own
         data = experiment.faults.add_hostile_clients(data, experiment.seed)
+    else:
+        data = replace(data, bounded=len(data.shape) == 3 or experiment.data.range is not None)
     plan = bind(experiment, data, method, model)
+    _refuse_attacks(experiment, plan.method, data)
     device = experiment.engine.find_device()
     kind = PipelinedServer if device.type == "cuda" and network is None else Server
     server = kind(
@@ -67,15 +78,15 @@ def prepare(
         seed=experiment.seed,
         cohort=experiment.cohort,
         faults=experiment.faults,
-        admission=experiment.admission,
+        admission=experiment.admission.for_network(len(data.clients)) if network else experiment.admission,
         training=experiment.training,
         drift=experiment.evaluation.drift,
     )
     for warning in server.check():
         _LOG.warning(warning)
-    for metric in experiment.evaluation.metrics:
-        metric.check(plan.method, server.setting)
     choice = experiment.evaluation
+    for measuring in (*choice.metrics, *choice.diagnosis):
+        measuring.check(plan.method, server.setting)
     for branch in (choice.attack_branch, choice.predict_branch):
         chosen_branch(plan.method.norm, branch, "branch in evaluation")
     for level in choice.robustness:
@@ -101,7 +112,7 @@ def prepare(
     )
     if method:
         experiment = replace(experiment, method=FROM_PYTHON)
-    if model:
+    if model is not None:
         experiment = replace(experiment, model=FROM_PYTHON)
     if given:
         experiment = replace(experiment, data=replace(experiment.data, source=FROM_PYTHON))
@@ -110,8 +121,23 @@ def prepare(
     return Run(experiment=experiment, server=server, engine=engine, measures=measures, state=state, figures=RunTotals())
 
 
+def _refuse_attacks(experiment: Experiment, method: Method, data: Federation) -> None:
+    """Refuses attacks, in training or evaluation, that cannot work on such inputs."""
+    evaluation = experiment.evaluation
+    for attack in (parse_threat(threat).attack for threat in (*evaluation.threats, *evaluation.selecting)):
+        refuse_inputs(attack, data.shape, bounded=data.bounded)
+    for inner in within(method):
+        if isinstance(inner, Attack):
+            refuse_inputs(inner, data.shape, bounded=data.bounded)
+        else:
+            refuse_usual_radius(inner, bounded=data.bounded)
+
+
 def bind(
-    experiment: Experiment, data: Federation, method: Method | None = None, model: BuildModel | None = None
+    experiment: Experiment,
+    data: Federation,
+    method: Method | None = None,
+    model: OwnModel | config.Table | str | None = None,
 ) -> Plan:
     """The experiment's method on its model, or on those given; the same first tensors wherever it is called."""
     if method is not None and experiment.optimiser is not None:
@@ -120,13 +146,13 @@ def bind(
             "Give it to the method, or leave it out."
         )
     chosen = method or config.method(experiment)
-    build = model or _model(experiment, data, chosen.budget.base_width)
+    build = model_builder(experiment.model if model is None else model, data, chosen.budget.base_width)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(experiment.seed)
         try:
             return chosen.bind(build, data.shape, experiment.training.batch)
         except (RuntimeError, ValueError, OverflowError, ZeroDivisionError, MemoryError) as error:
-            raise HardyError(f"model {experiment.model!r} cannot be built for images {data.shape}: {error}") from error
+            raise HardyError(f"model {experiment.model!r} cannot be built for inputs {data.shape}: {error}") from error
 
 
 def federation(experiment: Experiment, dataset: Dataset | None = None, folder: Path | str | None = None) -> Federation:
@@ -136,8 +162,8 @@ def federation(experiment: Experiment, dataset: Dataset | None = None, folder: P
         name, options = named(choice.source, "data.source")
         if name == FROM_PYTHON:
             raise HardyError("this run was started from Python with data of its own; pass them to resume or load.")
-        dataset = sources.load_dataset(name, sources.data_root(Path(folder) if folder else None), **options)
-    name, options = named(choice.split, "data.split")
+        dataset = sources.load_dataset(name, _root(experiment, folder), value_range=choice.range, **options)
+    name, options = named(choice.split or ("natural" if dataset.natural else "blocks"), "data.split")
     rule = construct(find("split", name), options, "data.split")
     dealt = federate(
         dataset,
@@ -157,13 +183,23 @@ def federation(experiment: Experiment, dataset: Dataset | None = None, folder: P
     return with_kinds(dealt, choice.adversarial)
 
 
-def _model(experiment: Experiment, data: Federation, width: float | None) -> BuildModel:
-    name, options = named(experiment.model, "model")
-    if width is not None and options.setdefault("width", width) != width:
-        raise HardyError(
-            f"model.width is {options['width']}, but the bases of this method are ×{width:g}. Leave model.width out, "
-            "or change the method's width."
-        )
-    factory = find("model", name)
-    given = {"classes": len(data.classes), "shape": data.shape}
-    return lambda norm: construct(factory, options, "model", norm=norm, **given)
+def with_data_place(experiment: Experiment, folder: Path | str | None = None) -> Experiment:
+    """The experiment with the place of its data in full, so that the run finds them again from anywhere."""
+    name, options = named(experiment.data.source, "data.source")
+    root = _root(experiment, folder)
+    if name in sources.SOURCES:
+        place = str(root.absolute()) if root and sources.SOURCES[name].layouts else None
+        return replace(experiment, data=replace(experiment.data, folder=place))
+    if (found := locate(name, root)) is None:
+        return experiment
+    source = {"name": str(found), **options} if options else str(found)
+    return replace(experiment, data=replace(experiment.data, source=source, folder=None))
+
+
+def _root(experiment: Experiment, folder: Path | str | None) -> Path | None:
+    """The folder of real data: the one given, the one the experiment remembers, or that of HARDY_DATA."""
+    known = experiment.data.folder
+    if folder is None and known is not None and not Path(known).expanduser().is_dir():
+        raise HardyError(f"the data folder {known} is not there. If it moved, name it: --data FOLDER.")
+    chosen = folder or known
+    return sources.data_root(Path(chosen) if chosen else None)

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from hardy.config import Experiment
 from hardy.core.engine import Branches, Measures, RunEngine
 from hardy.core.files import versions
+from hardy.core.flatten import flat_row
 from hardy.core.net import Mixture
 from hardy.core.protocols import Objective
 from hardy.core.server import Server
@@ -19,11 +20,13 @@ from hardy.core.tensors import Tensors
 from hardy.deploy import personalise
 from hardy.deploy.export import export, require_onnx
 from hardy.deploy.personalise import Estimate
+from hardy.deploy.plain_module import plain_module
 from hardy.deploy.predictor import Predictor
 from hardy.engines import Engine
 from hardy.errors import HardyError
 from hardy.evaluation.measure import LocalMeasure, order_of_bases, training_images
 from hardy.models.count import parameters
+from hardy.report.stored_run import metrics_lines
 
 
 @dataclass(kw_only=True)
@@ -37,6 +40,10 @@ class RunTotals:
     lost: dict[str, int] = field(default_factory=dict)
     latest: dict[str, Any] | None = None
     """standard accuracy at the last evaluation"""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    """and the other metrics, by name"""
+    stopped: str | None = None
+    """why a callback ended the run before its last round"""
     best: dict[str, Any] | None = None
     """the best round on validation rows, its accuracy there (under the attack of `select`), and on clean test rows"""
 
@@ -62,10 +69,41 @@ class Run:
     folder: Path | None = None
     robust: dict[str, Any] = field(default_factory=dict)
     """accuracy of the state's round by threat, where the experiment asks for it"""
+    robust_metrics: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    """and the other metrics, by threat and name"""
     last_line: dict[str, Any] = field(default_factory=dict, repr=False)
     """what metrics.jsonl says of the last round"""
+    rows: list[dict[str, float]] | None = field(default_factory=list, repr=False)
+    """the rounds so far, for `history`; None: not read yet"""
     counted: dict[Objective, int] = field(default_factory=dict, repr=False)
     """multiply-accumulates of one image's way through the networks of an objective"""
+
+    def __repr__(self) -> str:
+        plan, latest, engine = self.engine.plan, self.figures.latest or {}, self.engine
+        lines = [
+            f"Run {self.experiment.name!r}: {plan.method.name} on {type(plan.model).__name__}",
+            f"  {self.engine.data!r}",
+            f"  round {self.state.round} of {self.experiment.rounds}, {engine.name} engine on {engine.device}",
+        ]
+        if latest.get("mean") is not None:
+            scores = {"accuracy": latest, **self.robust}
+            shown = [f"{name} {s['mean']:.1%}" for name, s in scores.items() if s.get("mean") is not None]
+            worst = f"worst client {latest['worst_client']:.1%}"
+            lines.append(f"  {', '.join([*shown[:5], worst])} (round {latest['round']})")
+        if self.folder is not None:
+            lines.append(f"  {self.folder}")
+        return "\n".join(lines)
+
+    @property
+    def history(self) -> list[dict[str, float]]:
+        """A flat row of numbers for each round so far, such as row["standard_accuracy/mean"]; `pandas.DataFrame` takes
+        it as it is."""
+        if self.rows is None:
+            assert self.folder is not None
+            path = self.folder / "metrics.jsonl"
+            lines = metrics_lines(path.read_bytes() if path.exists() else b"", path)
+            self.rows = [flat_row(line) for line in lines if line["round"] <= self.state.round]
+        return self.rows
 
     @property
     def local(self) -> Engine | None:
@@ -134,6 +172,11 @@ class Run:
             images=(lambda client: training_images(engine, client)) if engine else None,
         )
 
+    def module(self, *, client: int | None = None, width: float = 1.0) -> nn.Module:
+        """The trained network as a plain torch module: your own class where it was adopted, with a state_dict that
+        loads into that class; a network of Hardy's with torch's own layers. It takes images in [0, 1]."""
+        return plain_module(self.customise(width=width, client=client))
+
     def fine_tune(self, *, steps: int, freeze: int = 0, rate: float | None = None) -> "Run":
         """A run in which every client went on alone for so many steps of its own objective, with the first `freeze`
         layers held; the rate is training.rate unless given. This run stays as it is."""
@@ -141,7 +184,14 @@ class Run:
         tuned, state = personalise.fine_tune(engine, self.state, steps=steps, freeze=freeze, rate=rate)
         server = replace(self.server, plan=tuned.plan)
         return replace(
-            self, server=server, engine=tuned, measures=LocalMeasure(tuned), state=state, folder=None, robust={}
+            self,
+            server=server,
+            engine=tuned,
+            measures=LocalMeasure(tuned),
+            state=state,
+            folder=None,
+            robust={},
+            robust_metrics={},
         )
 
     def export(
@@ -173,7 +223,11 @@ class Run:
             "macs": figures.macs,
             "standard_accuracy": figures.latest,
             "robust_accuracy": self.robust,
+            "metrics": figures.metrics,
+            "robust_metrics": self.robust_metrics,
             "best": figures.best,
+            "stopped": figures.stopped,
+            "classes": list(self.engine.data.classes),
             "parameters": parameters(plan.model),
             "engine": self.engine.name,
             "device": _device_name(self.engine.device),

@@ -26,6 +26,8 @@ def nin(
     """Network in Network, SFAT's for CIFAR-10: nine convolutions, dropout 0.5, weights from N(0, 0.05).
 
     SFAT's release has a ReLU on the maps that are averaged to logits: `relu_logits`.
+
+    relu_logits: a ReLU on the maps that are averaged to logits
     """
     a, b, c, d = widen(width, 192, 160, 96, 192)
 
@@ -137,6 +139,8 @@ def flra_alexnet(
     """FLRA's small AlexNet with Xavier weights; paddings as in TensorFlow's CIFAR-10 tutorial, its ancestor.
 
     `lrn` adds the local response norms that FLRA has for MNIST only.
+
+    lrn: add local response norms
     """
     a, b, c, d = widen(width, 96, 256, 384, 192)
 

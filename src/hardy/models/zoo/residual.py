@@ -125,6 +125,8 @@ def mini_resnet(
     weights are our choice: with PyTorch's own it did not train, with He's it diverged.
 
     `as_published` has FLRA's 128 channels in the last stage, where a ResNet-32 has 64.
+
+    as_published: FLRA's 128 channels in the last stage
     """
     channels = widen(width, 16, 32, 128 if as_published else 64)
     layers = named_sequential(

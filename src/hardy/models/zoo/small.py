@@ -8,7 +8,7 @@ from torch import nn
 
 from hardy.core.layers import BatchNorm
 from hardy.core.tensors import ImageShape
-from hardy.models.blocks import HALF, MakeNorm, Scale, cells, entrance, named_sequential, widen
+from hardy.models.blocks import HALF, MakeNorm, Scale, cells, entrance, named_sequential, vector_entrance, widen
 from hardy.models.stacked import Conv2d, MaxPool2d
 
 
@@ -21,13 +21,17 @@ def mlp(
     shape: ImageShape = (3, 28, 28),
     scale: Scale = HALF,
 ) -> nn.Module:
-    """Linear layers with norm and ReLU; hidden=() is softmax regression."""
+    """Linear layers with norm and ReLU, for images or feature vectors; hidden=() is softmax regression.
+
+    hidden: features of each hidden layer
+    """
     sizes = [prod(shape), *widen(width, *hidden)]
     layers = {
         f"hidden{number}": named_sequential(fc=nn.Linear(entering, leaving), norm=norm(leaving), relu=nn.ReLU())
         for number, (entering, leaving) in enumerate(pairwise(sizes), 1)
     }
-    return named_sequential(scale=entrance(shape, scale), flat=nn.Flatten(), **layers, fc=nn.Linear(sizes[-1], classes))
+    first = vector_entrance(shape[0], scale) if len(shape) == 1 else entrance(shape, scale)
+    return named_sequential(scale=first, flat=nn.Flatten(), **layers, fc=nn.Linear(sizes[-1], classes))
 
 
 def tiny_cnn(

@@ -93,7 +93,12 @@ def tiny_vit(
     heads: int = 4,
 ) -> nn.Module:
     """A vision transformer (Dosovitskiy et al. 2021) with the norms first and the mean of the tokens last: 107 k
-    parameters, 5.9 M MACs. `width` scales the 16 features of each head; what does not fill a patch is left out."""
+    parameters, 5.9 M MACs. `width` scales the 16 features of each head; what does not fill a patch is left out.
+
+    patch: side of a patch, in pixels
+    blocks: transformer blocks
+    heads: attention heads of a block
+    """
     for name, value in (("patch", patch), ("blocks", blocks), ("heads", heads)):
         if value < 1:
             raise HardyError(f"{name} of tiny_vit is {value}; it must be 1 or more.")

@@ -77,6 +77,7 @@ class _Grouped(Aggregator):
     """A rule for each group of tensors; `default` for those in none."""
 
     default: Aggregator = Mean()
+    """for the tensors that no other rule is for"""
 
     def _rules(self) -> dict[str, Aggregator]:
         """Name of a group -> its rule."""
@@ -144,10 +145,15 @@ class ByRole(_Grouped):
     """A rule for each role of tensor; `default` for the roles that have none."""
 
     weight: Aggregator | None = None
+    """for weights and biases"""
     norm_affine: Aggregator | None = None
+    """for scales and shifts of norm layers"""
     norm_mean: Aggregator | None = None
+    """for running means"""
     norm_var: Aggregator | None = None
+    """for running variances"""
     control: Aggregator | None = None
+    """for SCAFFOLD's control variates"""
 
     def _rules(self) -> dict[str, Aggregator]:
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "default"}
@@ -262,8 +268,11 @@ class Pipeline(Aggregator):
     """Stages on the updates of each base (pre), the rule that combines what they leave, then server updates (post)."""
 
     pre: tuple[Stage, ...] = ()
+    """stages on the updates, in order"""
     rule: Aggregator = Mean()
+    """combines the updates that the stages leave"""
     post: tuple[ServerUpdate, ...] = ()
+    """server updates, in order"""
 
     def __post_init__(self) -> None:
         weighing = [type(stage).__name__ for stage in self.pre if stage.changes_weights]

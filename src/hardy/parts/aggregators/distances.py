@@ -4,6 +4,10 @@ x_i update of client i, a row · x what was sent down · Δ_i = x_i − x, how f
 
 The products ⟨Δ_i, Δ_j⟩, [S, S] in float64, hold every norm and distance. A rule turns them into weights, however often
 it iterates, and the result is weights times updates: the matrix is read twice, block by block.
+
+Ties: where a rule has to choose between updates that are equally good (to 30 bits, since sums are rounded), it takes
+the one with the smaller key, a weighted sum of its change. Equal updates have equal keys, and it makes no difference
+which of them is taken, so the choice does not depend on the order of the clients.
 """
 
 from collections.abc import Iterator
@@ -48,10 +52,28 @@ def products_of(updates: Updates, context: RoundContext) -> Tensor:
     return products
 
 
-def squared_distances(updates: Updates, context: RoundContext) -> Tensor:
-    """‖x_i − x_j‖², [S, S]"""
-    products = products_of(updates, context)
-    return (products.diagonal()[:, None] + products.diagonal() - 2 * products).clamp_min(0.0)
+def squared_distances(updates: Updates, context: RoundContext) -> tuple[Tensor, Tensor]:
+    """‖x_i − x_j‖², [S, S], and the keys that break ties, [S]"""
+    products = updates.matrix.new_zeros(len(updates.slots), len(updates.slots), dtype=torch.float64)
+    keys, first = products.new_zeros(len(products)), 1
+    for change in changes(updates, context):
+        products.addmm_(change, change.T)
+        numbers = torch.arange(first, first + change.shape[1], dtype=torch.float64, device=keys.device)
+        keys.addmv_(change, numbers.cos())
+        first += change.shape[1]
+    return (products.diagonal()[:, None] + products.diagonal() - 2 * products).clamp_min(0.0), keys
+
+
+def smallest(scores: Tensor, keys: Tensor, count: int) -> Tensor:
+    """The places of the smallest scores along the last axis, [..., S] -> [..., count]; ties go by the keys."""
+    by_key = keys.argsort()
+    return by_key[rounded(scores)[..., by_key].argsort(dim=-1, stable=True)[..., :count]]
+
+
+def rounded(values: Tensor) -> Tensor:
+    """To 30 bits: what differs by less differs by the rounding of a sum."""
+    mantissa, exponent = torch.frexp(values)
+    return torch.where(values.isfinite(), torch.ldexp((mantissa * 2.0**30).round(), exponent - 30), values)
 
 
 def blend(weights: Tensor, updates: Updates, context: RoundContext) -> Tensor:

@@ -1,8 +1,8 @@
 """Rules that hold while up to f of the n clients lie.
 
-Median and trimmed mean go coordinate by coordinate (`parts.columns`), the others by where the updates lie
-(`parts.geometry`, with its symbols). Updates are finite, since admission refuses any other; no rule makes a NaN out of
-finite ones.
+Median and trimmed mean go coordinate by coordinate (`columns`), the others by where the updates lie
+(`distances`, with its symbols and how ties are broken). Updates are finite, since admission refuses any other; no rule
+makes a NaN out of finite ones.
 """
 
 from bisect import bisect_left
@@ -26,7 +26,9 @@ from hardy.parts.aggregators.distances import (
     as_tensors,
     blend,
     products_of,
+    rounded,
     shares_of,
+    smallest,
     squared_distances,
 )
 from hardy.registry import part
@@ -64,6 +66,7 @@ class GeometricMedian(Aggregator):
 
     weigh: Weigh = "uniform"
     iterations: int = 32
+    """Weiszfeld steps"""
     smoothing: float = 1e-6
     """ν, below which a distance counts as ν"""
 
@@ -107,9 +110,9 @@ class MultiKrum(ToleratesByzantine, Aggregator):
 
     def combine(self, updates: Updates, context: RoundContext) -> Tensors:
         count = len(updates.slots)
-        scores = _krum_scores(squared_distances(updates, context), count, self.f)
-        keep = self.keep or count - self.f
-        best = scores.topk(keep, largest=False).indices
+        squared, keys = squared_distances(updates, context)
+        scores, keep = _krum_scores(squared, count, self.f), self.keep or count - self.f
+        best = smallest(scores, keys, keep)
         weights = torch.zeros_like(scores).index_fill(0, best, 1 / keep)
         return as_tensors(blend(weights[None], updates, context)[0], updates, context)
 
@@ -139,16 +142,17 @@ class Bulyan(ToleratesByzantine, Aggregator):
         return 4 * self.f + 3
 
     def combine(self, updates: Updates, context: RoundContext) -> Tensors:
-        squared, chosen = squared_distances(updates, context), []
+        (squared, keys), chosen = squared_distances(updates, context), []
         for left in range(len(updates.slots), 2 * self.f + 2, -1):
-            best = _krum_scores(squared, left, self.f).argmin(keepdim=True)
+            best = smallest(_krum_scores(squared, left, self.f), keys, 1)
             squared = squared.index_fill(0, best, torch.inf).index_fill(1, best, torch.inf)
             chosen.append(best)
         keep, row = len(chosen) - 2 * self.f, updates.matrix.new_empty(updates.matrix.shape[1])
         for block in column_blocks(updates.matrix):
-            rows = updates.matrix[:, block][torch.cat(chosen)]
+            rows = updates.matrix[:, block][torch.cat(chosen)].sort(0).values
             away = (rows - middle_mean(rows, (len(rows) - 1) // 2)).abs()
-            row[block] = rows.gather(0, away.topk(keep, 0, largest=False).indices).mean(0)
+            nearest = away.argsort(dim=0, stable=True)[:keep]  # of two values equally near, the smaller
+            row[block] = rows.gather(0, nearest).mean(0)
         return as_tensors(row, updates, context)
 
 
@@ -157,7 +161,8 @@ class Bulyan(ToleratesByzantine, Aggregator):
 class MinimumDiameter(ToleratesByzantine, Aggregator):
     """The mean of the n − f updates of least diameter (Rousseeuw, 1985; El Mhamdi et al., PODC 2020).
 
-    Of several sets with that diameter, the one with the least sum of squared distances, so that order is irrelevant.
+    Of several sets with that diameter, the one with the least sum of squared distances; then the one whose keys come
+    first.
     """
 
     def __post_init__(self) -> None:
@@ -173,12 +178,18 @@ class MinimumDiameter(ToleratesByzantine, Aggregator):
         return 2 * self.f + 1
 
     def combine(self, updates: Updates, context: RoundContext) -> Tensors:
-        squared = squared_distances(updates, context).cpu().numpy()
+        distances, order = squared_distances(updates, context)
+        squared, keys = rounded(distances).cpu().numpy(), order.cpu().numpy()
         levels = np.unique(squared)
         # the least diameter at which f updates can be left out so that no pair further apart remains
         reached = bisect_left(levels, True, key=lambda level: any(True for _ in _covers(squared > level, self.f)))
         kept = [np.delete(np.arange(len(squared)), gone) for gone in _covers(squared > levels[reached], self.f)]
-        best = min(kept, key=lambda rows: squared[np.ix_(rows, rows)].sum())
+
+        def rank(rows: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[float, list[float]]:
+            total = torch.tensor(squared[np.ix_(rows, rows)].sum())
+            return rounded(total).item(), sorted(keys[rows].tolist())
+
+        best = min(kept, key=rank)
         weights = np.bincount(best, minlength=len(squared)) / len(best)
         here = tensors.send(torch.from_numpy(weights), updates.weights.device)
         return as_tensors(blend(here[None], updates, context)[0], updates, context)
@@ -208,7 +219,7 @@ class CentredClipping(Aggregator):
     """
 
     radius: float
-    """τ"""
+    """τ, the furthest a client may move the result"""
     iterations: int = 1
     """L; each starts at the result of the one before"""
     weigh: Weigh = "uniform"

@@ -46,7 +46,7 @@ class ServerMomentum(_ServerOptimiser):
     """
 
     momentum: float = 0.9
-    """β"""
+    """β, how much of the steps before is kept"""
 
     def memory(self, shared: Tensors) -> Tensors:
         return {f"v.{n}": torch.zeros_like(t) for n, t in shared.items()}
@@ -62,7 +62,7 @@ class _Adaptive(_ServerOptimiser):
 
     rate: float = 0.01
     beta1: float = 0.9
-    """β₁"""
+    """β₁, decay of the mean of the moves"""
     adaptivity: float = 1e-3
     """τ: small adapts fully, large is momentum with rate η/τ"""
 
@@ -101,7 +101,7 @@ class ServerAdam(_Adaptive):
     """FedAdam: v ← β₂ v + (1 − β₂) Δ²."""
 
     beta2: float = 0.99
-    """β₂"""
+    """β₂, decay of the mean of the squared moves"""
 
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         return self.beta2 * v + (1 - self.beta2) * square
@@ -113,7 +113,7 @@ class ServerYogi(_Adaptive):
     """FedYogi: v ← v − (1 − β₂) Δ² sign(v − Δ²), which forgets large Δ more slowly."""
 
     beta2: float = 0.99
-    """β₂"""
+    """β₂, decay of the mean of the squared moves"""
 
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         return v - (1 - self.beta2) * square * (v - square).sign()
@@ -129,7 +129,7 @@ class WeightAverage(ServerUpdate):
     """
 
     decay: float = 0.9
-    """d"""
+    """d, how much of the average before is kept"""
     roles: ClassVar[frozenset[Role]] = frozenset({Role.WEIGHT, Role.NORM_AFFINE, Role.NORM_MEAN, Role.NORM_VAR})
 
     def __post_init__(self) -> None:

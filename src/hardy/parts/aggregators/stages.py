@@ -13,7 +13,14 @@ from hardy.core.protocols import RoundContext
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.parts.aggregators.base import Stage
-from hardy.parts.aggregators.distances import ToleratesByzantine, blend, changes, sent_down, squared_distances
+from hardy.parts.aggregators.distances import (
+    ToleratesByzantine,
+    blend,
+    changes,
+    sent_down,
+    smallest,
+    squared_distances,
+)
 from hardy.registry import part
 
 
@@ -56,8 +63,8 @@ class NearestNeighbourMixing(ToleratesByzantine, _Reshapes):
         return max(after, 2 * self.f + 1)
 
     def apply(self, updates: Updates, context: RoundContext, memory: Tensors) -> tuple[Updates, Tensors]:
-        squared, keep = squared_distances(updates, context), len(updates.slots) - self.f
-        nearest = squared.topk(keep, 1, largest=False).indices
+        (squared, keys), keep = squared_distances(updates, context), len(updates.slots) - self.f
+        nearest = smallest(squared, keys, keep)
         return _mix(torch.zeros_like(squared).scatter(1, nearest, 1 / keep), updates.slots, updates, context), memory
 
 
@@ -110,6 +117,7 @@ class Clipping(_Reshapes):
     """No update moves further than a radius from what was sent down."""
 
     radius: float
+    """the furthest an update may move"""
 
     def __post_init__(self) -> None:
         if not self.radius > 0:

@@ -6,6 +6,8 @@ from hardy.report.page import duration, figure, section, shown, table
 from hardy.report.plots import COLOURS, Bar, Dots, Series, bars, lines, percent, plain, si, strip
 from hardy.report.stored_run import StoredRun, number
 
+_FLAG = ("name", "client", "message", "advice")
+
 
 def header(run: StoredRun) -> str:
     summary = run.summary
@@ -151,8 +153,9 @@ def robustness_section(run: StoredRun) -> str:
         for setting in dict.fromkeys(axis for axis, _ in curves)
     ]
     flags = [
-        f"<li><b>{escape(f['name'])}</b> (client {f['client']}): {escape(f['message'])} {escape(f['advice'])}"
-        for f in found.get("flags") or []
+        f"<li><b>{name}</b> (client {client}): {message} {advice}"
+        for flag in found.get("flags") or []
+        for name, client, message, advice in [[escape(str(flag[key])) for key in _FLAG]]
     ]
     said = f"<h3>Red flags</h3><ul>{''.join(flags)}</ul>" if flags else ""
     if "flags" in found and not flags:

@@ -15,12 +15,17 @@ from hardy.report.plots import (
 )
 from hardy.report.stored_run import StoredRun, number
 
+_NAMED = 20
+"""classes called by name under a figure"""
+
 
 def clients_section(run: StoredRun) -> str:
     groups: dict[str, list[dict[str, Any]]] = {domain: [] for domain in run.domains()}
     for client in run.clients:
         groups[str(client.get("domain", ""))].append(client)
     classes = max((len(client.get("labels") or []) for client in run.clients), default=0)
+    names = [str(name) for name in run.summary.get("classes") or []]
+    names = names if len(names) == classes else []
     labels = {
         domain: np.array([(*(c.get("labels") or []), *[0] * classes)[:classes] for c in clients], float)
         for domain, clients in groups.items()
@@ -44,9 +49,9 @@ def clients_section(run: StoredRun) -> str:
         [
             figure(
                 "Training images by client and class",
-                heat(labels, title="Training images by client and class"),
-                "A row is a client, grouped by domain; a column is a class. "
-                f"The strongest colour is {most:.0f} images.",
+                heat(labels, title="Training images by client and class", names=names),
+                "A row is a client, grouped by domain; a column is a class"
+                f"{f' ({_listed(names)})' if names else ''}. The strongest colour is {most:.0f} images.",
             ),
             figure(
                 "Training images by client",
@@ -55,3 +60,9 @@ def clients_section(run: StoredRun) -> str:
             ),
         ],
     )
+
+
+def _listed(names: list[str]) -> str:
+    """The first names of a list."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

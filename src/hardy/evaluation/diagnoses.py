@@ -1,4 +1,4 @@
-"""Metrics: figures to follow over the rounds besides loss and accuracy, asked of some clients between two rounds."""
+"""Diagnoses: figures of the training itself, asked of some clients between two rounds."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,8 +9,9 @@ from torch import Tensor
 
 from hardy.core import random, tensors
 from hardy.core.federation import Rows
+from hardy.core.metric import Diagnosis, DiagnosisContext
 from hardy.core.net import Net
-from hardy.core.protocols import Batch, DiagnosisContext, Metric
+from hardy.core.protocols import Batch
 from hardy.core.state import ServerState
 from hardy.core.tensors import Tensors
 from hardy.engines.base import Engine
@@ -22,38 +23,40 @@ _ROWS = 64
 """rows of a client; all clients asked show equally many"""
 
 
-def measure_metrics(
-    engine: Engine, state: ServerState, metrics: Sequence[Metric], *, rate: float, branch: str | None = None
+def diagnose_training(
+    engine: Engine, state: ServerState, diagnoses: Sequence[Diagnosis], *, rate: float, branch: str | None = None
 ) -> dict[str, Any]:
-    """What the metrics say of the first clients that have rows of their part."""
+    """What the diagnoses say of the first clients that have rows of their part."""
     figures: dict[str, Any] = {}
-    for metric in metrics:
-        figures |= metric.measure(_context(engine, state, metric, rate, branch))
+    for diagnosis in diagnoses:
+        figures |= diagnosis.diagnose(_context(engine, state, diagnosis, rate, branch))
     return figures
 
 
-def _rows(engine: Engine, metric: Metric) -> tuple[list[int], list[Rows]]:
+def _rows(engine: Engine, diagnosis: Diagnosis) -> tuple[list[int], list[Rows]]:
     """The clients that are asked, and their rows."""
-    if metric.rows == "train":
+    if diagnosis.rows == "train":
         held = list(enumerate(engine.train_rows))
     else:
-        held = [(number, getattr(client, metric.rows)) for number, client in enumerate(engine.data.clients)]
+        held = [(number, getattr(client, diagnosis.rows)) for number, client in enumerate(engine.data.clients)]
     chosen = [(number, rows) for number, rows in held if len(rows)][:_CLIENTS]
     if not chosen:
-        raise HardyError(f"metric {type(metric).__name__!r} needs {metric.rows} rows, but no client has any.")
+        raise HardyError(f"diagnosis {type(diagnosis).__name__!r} needs {diagnosis.rows} rows, but no client has any.")
     return [number for number, _ in chosen], [rows for _, rows in chosen]
 
 
-def _context(engine: Engine, state: ServerState, metric: Metric, rate: float, branch: str | None) -> DiagnosisContext:
+def _context(
+    engine: Engine, state: ServerState, diagnosis: Diagnosis, rate: float, branch: str | None
+) -> DiagnosisContext:
     plan, last = engine.plan, state.round - 1
-    numbers, rows = _rows(engine, metric)
+    numbers, rows = _rows(engine, diagnosis)
     count = min(_ROWS, *map(len, rows))
     index = torch.from_numpy(np.stack([own[:count] for own in rows])).to(engine.device)
-    part = "test" if metric.rows == "test" else "train"
+    part = "test" if diagnosis.rows == "test" else "train"
     x, y = engine.device_data.images(part, index), engine.device_data.y[part][index]
     clients = torch.tensor(numbers, device=engine.device)
     # what training goes on with, or what is served
-    shared = state.shared if metric.rows == "train" else plan.aggregator.served(state.shared, state.memory)
+    shared = state.shared if diagnosis.rows == "train" else plan.aggregator.served(state.shared, state.memory)
     common = tensors.gather(shared, 0)
     # statistics that passes move must be each client's own under vmap
     buffers = {n: common[n].expand(len(numbers), *common[n].shape) for n in plan.buffers if n in common}

@@ -1,0 +1,99 @@
+"""How long replies usually are, so that the gate can tell one that is unlike the others.
+
+Of weights it is the change that counts, divided by the root of the local steps, since clients take unlike numbers of
+them; of statistics and control variates the values themselves. What is usual is the running median: of each of the
+last eight rounds the median over the admitted replies, and of these the median. One client of three or more cannot move
+it far.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from math import isfinite
+from statistics import median_low
+
+import torch
+from torch import Tensor
+
+from hardy.core.messages import Updates, Work
+from hardy.core.partition import Role
+from hardy.core.tensors import Tensors
+
+_ROUNDS = 8
+"""rounds that are remembered"""
+_NEAR = 0.1
+"""a change shorter than this share of what was sent is never too long: where most clients have learnt all there is for
+them, one that has not may move a thousand times as far"""
+GROUPS = {
+    Role.WEIGHT: "weights",
+    Role.NORM_AFFINE: "weights",
+    Role.NORM_MEAN: "means",
+    Role.NORM_VAR: "variances",
+    Role.CONTROL: "control variates",
+}
+
+
+def lengths(updates: Updates, work: Work, roles: Mapping[str, Role]) -> dict[str, Tensor]:
+    """Group of tensors -> length in each reply, [S]; and under "near" the length below which a change is fine."""
+    steps = updates.steps.to(updates.loss).clamp_min(1).sqrt()
+    parts: dict[str, list[Tensor]] = {}
+    sent: list[Tensor] = []
+    for name, group in _measured(updates.shared, roles):
+        value = updates.shared[name]
+        if group == "weights":
+            before = work.shared[name]
+            before = before if len(before) == 1 else before[updates.bases]
+            sent.append(_each(before).expand(len(steps)) / steps)
+            parts.setdefault(group, []).append(_each(value - before) / steps)
+        else:
+            parts.setdefault(group, []).append(_each(value))
+    for name, group in _measured(updates.reported, roles):
+        parts.setdefault(group, []).append(_each(updates.reported[name]))
+    found = {group: _whole(each) for group, each in parts.items()}
+    return found | ({"near": _NEAR * _whole(sent)} if sent else {})
+
+
+def _measured(values: Tensors, roles: Mapping[str, Role]) -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if value.is_floating_point() and (group := GROUPS.get(roles.get(name, Role.COUNTER))):
+            yield name, group
+
+
+def _each(rows: Tensor) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(rows.reshape(len(rows), -1), dim=1)
+    return found
+
+
+def _whole(parts: list[Tensor]) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(torch.stack(parts), dim=0)
+    return found
+
+
+def usual_lengths(history: Tensors) -> dict[str, float]:
+    """Group -> its running median, for those that have one."""
+    return median_lengths({group: past.tolist() for group, past in history.items()})
+
+
+def median_lengths(found: Mapping[str, Iterable[float]]) -> dict[str, float]:
+    """Group -> the median of its lengths. What does not move at all, say a branch that a client does not train, says
+    nothing of how far one moves."""
+    known = {group: [v for v in values if v > 0 and isfinite(v)] for group, values in found.items()}
+    return {group: median_low(values) for group, values in known.items() if values}
+
+
+def remembered_lengths(history: Tensors, now: Mapping[str, float]) -> Tensors:
+    """The history with a round's medians added, the oldest forgotten."""
+    kept = dict(history)
+    for group, length in now.items():
+        past = history.get(group, torch.zeros(_ROUNDS, dtype=torch.float64))
+        kept[group] = torch.cat([past[1:], past.new_tensor([length])])
+    return kept
+
+
+def too_long(found: Mapping[str, float], usual: Mapping[str, float], ratio: float, rate: float) -> str | None:
+    """What of a reply is more than `ratio` times as long as usual, in words."""
+    near = found.get("near", 0.0)
+    fine = {"weights": near, "control variates": near / max(rate, 1e-30)}  # a variate is a change divided by the rate
+    for group, typical in usual.items():
+        if (length := found.get(group, 0.0)) > max(ratio * typical, fine.get(group, 0.0)):
+            what = "a change of weights" if group == "weights" else group
+            return f"{what} {length / typical:.3g} times as long as usual, limit {ratio:g}"
+    return None

@@ -1,0 +1,109 @@
+"""Training mode, and random numbers that a model draws by itself: arguments of the call too.
+
+Hardy's layers are told by the call how to behave. A layer or a functional call of a user's own looks at `self.training`
+and draws from torch's generator, as in `F.dropout(x, 0.5, self.training)`. Such a model is in training mode where the
+call has a key, and its generator starts from that key: evaluations repeat, and a resumed run draws the same numbers.
+"""
+
+import random as python_random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from hardy.core.layers import Statistics, calling
+from hardy.core.tensors import ImageShape, Tensors
+from hardy.errors import HardyError
+
+
+def call_model(model: nn.Module, tensors: Tensors, images: Tensor, *, key: Tensor | None) -> Tensor:
+    """The logits of a model with these tensors; in training mode if there is a key."""
+    set_mode(model, training=key is not None)
+    with _drawing(model, key):
+        logits: Tensor = functional_call(model, tensors, (images,))
+    return logits
+
+
+def set_mode(model: nn.Module, *, training: bool) -> None:
+    """Sets the mode of a model and all its layers, unless it has it already."""
+    if model.training is not training:
+        model.train(training)
+
+
+def drawing_layer(model: nn.Module) -> str | None:
+    """The first layer that draws random numbers by itself, as `examine` found it."""
+    found: str | None = vars(model).get("drawing_layer")
+    return found
+
+
+@contextmanager
+def _drawing(model: nn.Module, key: Tensor | None) -> Iterator[None]:
+    if key is None or key.is_meta or drawing_layer(model) is None:
+        yield
+        return
+    generator = torch.cuda if key.is_cuda else torch.default_generator
+    with torch.random.fork_rng(devices=[key.device] if key.is_cuda else []):
+        generator.manual_seed(int(key))
+        yield
+
+
+@torch.no_grad()
+def examine(model: nn.Module, shape: ImageShape) -> None:
+    """Runs a training pass on random images, and notes on the model which layer draws random numbers by itself.
+    Refuses a model that keeps statistics or random numbers where nobody can place them."""
+    set_mode(model, training=True)
+    held = next((tensor for tensor in model.parameters()), torch.empty(0))
+    state = {name: tensor.clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    kept = {name: state[name] for name in model.state_dict() if name in dict(model.named_buffers())}
+    before = {name: tensor.clone() for name, tensor in kept.items()}
+    elsewhere = _other_generators()
+    key = torch.tensor(0, device=held.device)
+    with torch.random.fork_rng(), calling(branch="clean", statistics="batch", key=key), _watched(model) as drew:
+        images = torch.rand(4, *shape).to(held.device, held.dtype)
+        logits = functional_call(model, state, (images,))
+    if not isinstance(logits, Tensor) or logits.dim() != 2:
+        said = f"a tensor of shape {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        raise HardyError(f"the model answers with {said}; it must be logits, [images, classes].")
+    if _other_generators() != elsewhere:
+        raise HardyError(
+            "the model draws random numbers from Python's or numpy's generator in training, so that runs would not "
+            "repeat. Draw them with torch."
+        )
+    for name, tensor in before.items():
+        path = name.rpartition(".")[0]
+        owner = model.get_submodule(path)
+        if not isinstance(owner, Statistics) and not torch.equal(state[name], tensor):
+            raise HardyError(
+                f"{type(owner).__name__} at {path!r} changes its buffer {name!r} in training, and no part of a method "
+                "says whose it is. Replace the layer by one without statistics of its own, or by a batch norm."
+            )
+    vars(model)["drawing_layer"] = drew[0] if drew else None
+
+
+def _other_generators() -> tuple[object, ...]:
+    return python_random.getstate(), str(np.random.get_state())  # noqa: NPY002
+
+
+@contextmanager
+def _watched(model: nn.Module) -> Iterator[list[str]]:
+    """The layers that draw from torch's generator in the passes inside, innermost first."""
+    found: list[str] = []
+    entered: list[Tensor] = []
+    hooks = []
+    for path, layer in model.named_modules():
+        name = f"{type(layer).__name__} at {path!r}" if path else type(layer).__name__
+
+        def leave(*_: object, name: str = name) -> None:
+            if not torch.equal(entered.pop(), torch.random.get_rng_state()):
+                found.append(name)
+
+        hooks.append(layer.register_forward_pre_hook(lambda *_: entered.append(torch.random.get_rng_state())))
+        hooks.append(layer.register_forward_hook(leave))
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()

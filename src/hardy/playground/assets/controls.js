@@ -1,0 +1,90 @@
+// Small pieces every room is made of. Text is always set as text, never as markup.
+
+function el(tag, attributes = {}, ...children) {
+  const svg = ["svg", "circle", "line", "path", "text", "rect", "g", "polyline"].includes(tag);
+  const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value === true) made.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) made.setAttribute(name, value);
+  }
+  fill(made, ...children);
+  return made;
+}
+
+// Puts these into a box in place of what was there; null is nothing.
+function fill(box, ...children) {
+  box.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined));
+  return box;
+}
+
+const percent = (value, digits = 1) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(digits)} %`);
+
+let controls = 0;
+
+function slider(label, { min, max, step, value, show = (v) => String(v), onchange }) {
+  const id = `control${controls++}`;
+  const output = el("output", { for: id }, show(value));
+  const input = el("input", { type: "range", id, min, max, step, value });
+  input.addEventListener("input", () => {
+    output.textContent = show(Number(input.value));
+    input.setAttribute("aria-valuetext", output.textContent);
+    onchange(Number(input.value));
+  });
+  input.setAttribute("aria-valuetext", output.textContent);
+  const box = el("div", { class: "control" }, el("label", { for: id }, label), input, output);
+  return Object.assign(box, {
+    get: () => Number(input.value),
+    set: (v) => { input.value = v; output.textContent = show(v); },
+  });
+}
+
+function choice(label, options, value, onchange) {
+  const id = `control${controls++}`;
+  const select = el("select", { id, onchange: () => onchange(select.value) },
+    ...options.map(([key, words]) => el("option", { value: key, selected: String(key) === String(value) }, words)));
+  return Object.assign(el("div", { class: "control" }, el("label", { for: id }, label), select), {
+    get: () => select.value,
+    set: (v) => { select.value = v; },
+  });
+}
+
+const button = (words, onclick, attributes = {}) => el("button", { type: "button", onclick, ...attributes }, words);
+
+// An image [C, H, W] in [0, 1] on a canvas; `change` shows (image − from) × 10 around mid-grey.
+function paintImage(canvas, image, [channels, height, width], from = null) {
+  canvas.width = width;
+  canvas.height = height;
+  const pixels = new ImageData(width, height);
+  for (let at = 0; at < height * width; at++)
+    for (let c = 0; c < 3; c++) {
+      const place = (channels === 1 ? 0 : c) * height * width + at;
+      const value = from ? 0.5 + 10 * (image[place] - from[place]) : image[place];
+      pixels.data[4 * at + c] = Math.round(255 * clamp(value, 0, 1));
+      pixels.data[4 * at + 3] = 255;
+    }
+  canvas.getContext("2d").putImageData(pixels, 0, 0);
+}
+
+const picture = (words) => el("canvas", { class: "picture", role: "img", "aria-label": words });
+
+// Probabilities of all classes as bars; the true class and the answer are marked by words, not by colour alone.
+function showProbabilities(box, probabilities, classes, label) {
+  const answer = argmax(probabilities);
+  fill(box, probabilities.map((p, at) =>
+    el("div", { class: `bar${at === answer ? " answer" : ""}` },
+      el("span", {}, classes[at]),
+      el("span", { class: "track" }, el("span", { class: at === label ? "fill right" : "fill", style: `width:${100 * p}%` })),
+      el("span", { class: "value" }, percent(p, 0)))));
+}
+
+// Runs only the newest of calls that come faster than they finish.
+function latest(work) {
+  let token = 0;
+  return async (...given) => {
+    const mine = ++token;
+    await work(() => mine === token, ...given);
+  };
+}
+
+const nextFrame = () => new Promise((done) => setTimeout(done, 0));

@@ -1,0 +1,76 @@
+// Who is served well? A map of the clients, by domain.
+
+function clientsRoom(page) {
+  const runs = page.runs.filter((run) => run.clients.length);
+  if (!runs.length) return el("p", { class: "note" }, "No run here has figures for its clients.");
+  let run = runs[0], threat = "", chosen = 0;
+  const map = el("div"), detail = el("section", { class: "side", "aria-live": "polite" });
+  const value = (client) => (threat ? client.robust[threat] : client.standard);
+  const show = () => {
+    drawClients(map, run, value, chosen, (at) => { chosen = at; show(); });
+    describeClient(detail, page, run, run.clients[chosen]);
+  };
+  const colour = choice("Colour by", [["", "clean accuracy"]], "", (v) => { threat = v; show(); });
+  const offer = () => {
+    const names = Object.keys(run.clients[0].robust);
+    const fresh = choice("Colour by", [["", "clean accuracy"], ...names.map((n) => [n, `accuracy under ${n}`])], threat, (v) => { threat = v; show(); });
+    colour.replaceChildren(...fresh.children);
+  };
+  offer();
+  show();
+  return el("div", {},
+    el("div", { class: "controls" }, choice("Run", runs.map((r, at) => [at, r.name]), 0, (v) => { run = runs[v]; threat = ""; chosen = 0; offer(); show(); }), colour),
+    el("div", { class: "sides" }, el("section", { class: "side" }, map), detail));
+}
+
+function drawClients(box, run, value, chosen, choose) {
+  const domains = [...new Set(run.clients.map((c) => c.domain))];
+  const rows = domains.map((d) => run.clients.map((c, at) => [c, at]).filter(([c]) => c.domain === d));
+  const longest = Math.max(...rows.map((r) => r.length)), gap = Math.min(54, 320 / longest), tall = 58;
+  const place = new Map();
+  rows.forEach((row, y) => row.forEach(([, at], x) => place.set(at, [110 + gap * (x + 0.5), 30 + tall * y])));
+  const known = run.clients.map(value).filter((v) => v !== null && v !== undefined);
+  const low = Math.min(...known), high = Math.max(...known);
+  const shade = (v) => (v === null || v === undefined ? "var(--track)" : `color-mix(in oklab, var(--c1), var(--c2) ${Math.round(high > low ? (100 * (v - low)) / (high - low) : 100)}%)`);
+  const arrows = (run.alpha?.[chosen] ?? []).map((share, giver) => {
+    if (giver === chosen || share < 0.02) return null;
+    const [x1, y1] = place.get(giver), [x2, y2] = place.get(chosen);
+    return el("line", { class: "arrow", x1, y1, x2, y2, "stroke-width": 1 + 5 * share }, el("title", {}, `client ${giver} gives ${percent(share, 0)}`));
+  }).filter(Boolean);
+  const dots = run.clients.map((client, at) => {
+    const [x, y] = place.get(at);
+    const words = `client ${at}, ${client.domain}${client.kind ? `, ${client.kind}` : ""}: ${percent(value(client))}`;
+    const pick = () => choose(at);
+    return el("g", { class: `client${at === chosen ? " chosen" : ""}`, tabindex: 0, role: "button", "aria-label": words, "aria-pressed": at === chosen, onclick: pick,
+      onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); pick(); } } },
+      el("circle", { cx: x, cy: y, r: Math.min(17, gap / 2 - 2), style: `fill:${shade(value(client))}` }),
+      el("text", { class: "middle", x, y: y + 4 }, value(client) === null || value(client) === undefined ? "–" : Math.round(100 * value(client))), el("title", {}, words));
+  });
+  const height = 30 + tall * domains.length;
+  box.replaceChildren(
+    el("svg", { class: "chart map", viewBox: `0 0 440 ${height}`, role: "group", "aria-label": "clients by domain" },
+      ...domains.map((d, y) => el("text", { class: "tick", x: 0, y: 34 + tall * y }, d)), ...arrows, ...dots),
+    el("p", { class: "note" }, `Accuracy in %, from ${percent(low)} (red) to ${percent(high)} (green).` + (run.alpha ? " Lines: whose adversarial statistics the chosen client got (FedRBN's α)." : "")));
+  const focus = box.querySelector(".chosen");
+  if (document.activeElement === document.body && box.dataset.used) focus?.focus();
+  box.dataset.used = "yes";
+}
+
+function describeClient(box, page, run, client) {
+  const most = Math.max(1, ...client.labels);
+  const counts = el("div", { class: "bars", role: "group", "aria-label": "training images of each class" }, ...client.labels.map((count, at) =>
+    el("div", { class: "bar" }, el("span", {}, page.classes[at]), el("span", { class: "track" }, el("span", { class: "fill", style: `width:${(100 * count) / most}%` })), el("span", { class: "value" }, count))));
+  const giving = (run.alpha?.[client.number] ?? []).map((share, at) => [share, at]).filter(([share, at]) => share >= 0.02 && at !== client.number).sort((a, b) => b[0] - a[0]);
+  const pictures = client.pictures.map((p) => {
+    const pair = [picture("an image of the client"), picture("the same image attacked")];
+    paintImage(pair[0], p.clean, page.shape);
+    paintImage(pair[1], p.attacked, page.shape);
+    return el("figure", {}, el("div", { class: "pair" }, ...pair), el("figcaption", {}, `“${page.classes[p.label]}” → reads “${page.classes[p.read]}”, attacked “${page.classes[p.fooled]}”`));
+  });
+  fill(box,
+    el("h3", {}, `Client ${client.number}, ${client.domain}`),
+    el("p", { class: "note" }, `${client.kind === "AT" ? "Trains adversarially. " : client.kind === "ST" ? "Cannot afford adversarial training. " : ""}${client.train} training images. ${percent(client.standard)} clean` +
+      Object.entries(client.robust).map(([name, v]) => `, ${percent(v)} under ${name}`).join("") + "."),
+    giving.length ? el("p", { class: "note" }, `Its adversarial statistics come from ${giving.slice(0, 4).map(([s, at]) => `client ${at} (${percent(s, 0)})`).join(", ")}.`) : null,
+    counts, pictures);
+}

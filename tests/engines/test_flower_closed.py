@@ -1,0 +1,293 @@
+"""A stranger gets nowhere: against a real SuperLink behind its proxy, and real SuperNodes."""
+
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hardy import config
+from hardy.errors import HardyError
+
+pytest.importorskip("flwr", reason="the flower extra is not installed")
+
+from flwr.proto.fleet_pb2 import PushMessagesRequest, RegisterNodeFleetRequest
+from flwr.proto.message_pb2 import Message, Metadata
+from flwr.proto.node_pb2 import Node
+
+from hardy.flower import proxy as proxies
+from hardy.flower.audit import Audit
+from hardy.flower.certificates import certificates, load_keys
+from hardy.flower.deployment import check_connection
+from hardy.flower.local import ask_flower, site
+from hardy.flower.loopback import same_account
+from hardy.flower.processes import descendants
+from hardy.flower.proxy import NodeProxy, Refused
+
+pytestmark = pytest.mark.timeout(600)
+PROTOBUF = {"content-type": "application/protobuf", "accept": "application/protobuf"}
+CONTROL = ("/v1/control/start-run", "/v1/control/list-runs", "/v1/control/register-node", "/v1/control/list-nodes")
+RUNTIME = ("/v1/runtime/acquire-task", "/v1/runtime/pull-task-input", "/docs", "/openapi.json", "/v1/responses")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("closed")
+    with site(folder) as made:
+        made.prepare(config.Experiment(), folder / "run", 2)
+        made.superlink()
+        certificates(folder / "strange", hosts=["127.0.0.1"], nodes=1)
+        yield made
+
+
+def node_keys(place, number=0):
+    return load_keys(place.folder / "keys" / f"node-{number}", "node")
+
+
+@contextlib.contextmanager
+def nodes_end(place, keys, agreed=(), audit=None):
+    made = NodeProxy(keys, ("127.0.0.1", place.port), agreed, audit or Audit(None))
+    try:
+        yield made
+    finally:
+        made.server_close()
+
+
+def ask(place, path, context, body=b"", source="127.0.0.1", method="POST"):
+    """The status of an answer, or the error that there was none."""
+    connection = http.client.HTTPSConnection("127.0.0.1", place.port, timeout=20, context=context)
+    connection.source_address = (source, 0)
+    with contextlib.closing(connection):
+        try:
+            connection.request(method, path, body, PROTOBUF)
+            return connection.getresponse().status
+        except (OSError, http.client.HTTPException) as error:
+            return type(error).__name__
+
+
+def said(place):
+    return (place.folder / "proxies.log").read_text()
+
+
+def with_ca_only(place):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(place.folder / "keys" / "node-0" / "ca.pem")
+    return context
+
+
+def test_with_nothing_or_the_authoritys_certificate_alone_nobody_gets_an_answer(place):
+    nothing = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    nothing.check_hostname, nothing.verify_mode = False, ssl.CERT_NONE
+    register = RegisterNodeFleetRequest(public_key=b"x").SerializeToString()
+    for context in (nothing, with_ca_only(place)):
+        for path in (*sorted(proxies.FLEET), *CONTROL, *RUNTIME, proxies.CLOCK):
+            assert isinstance(ask(place, path, context, register), str), path
+    with socket.create_connection(("127.0.0.1", place.port), 20) as plain:
+        plain.sendall(b"POST /v1/control/list-runs HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+        plain.settimeout(20)
+        with contextlib.suppress(OSError):
+            assert not plain.recv(1000).startswith(b"HTTP")
+    assert "refused: no connection with 127.0.0.1" in said(place)
+
+
+def test_another_authoritys_certificate_is_worth_nothing(place):
+    stranger = load_keys(place.folder / "strange" / "node-0", "node").context()
+    stranger.load_verify_locations(place.folder / "keys" / "node-0" / "ca.pem")
+    assert isinstance(ask(place, "/v1/fleet/register-node", stranger), str)
+    stranger = load_keys(place.folder / "strange" / "node-0", "node")
+    with (
+        nodes_end(place, stranger) as end,
+        pytest.raises(HardyError, match=r"no connection to 127.0.0.1:.* certificate"),
+    ):
+        check_connection(end, end.upstream)
+
+
+def test_a_node_reaches_what_nodes_need_and_no_control(place):
+    context = node_keys(place).context()
+    assert ask(place, proxies.CLOCK, context) == 200
+    assert ask(place, "/v1/fleet/pull-messages", context) == 401  # Flower's own answer: no signature
+    for path in (*CONTROL, *RUNTIME, "/v1/fleet/../control/list-runs", "//v1/control/list-runs"):
+        assert ask(place, path, context) == 403, path
+        assert ask(place, path, context, method="GET") == 501, path
+    assert "/v1/control/start-run is nothing a node needs" in said(place)
+    huge = ask(place, "/v1/fleet/push-object", context, b"x" * (proxies.LARGEST + 1))
+    assert huge == 413 or isinstance(huge, str)  # not read to its end
+
+
+def test_a_node_cannot_speak_for_another(place):
+    forged = PushMessagesRequest(node=Node(node_id=1), messages_list=[Message(metadata=Metadata(src_node_id=2))])
+    assert ask(place, "/v1/fleet/push-messages", node_keys(place).context(), forged.SerializeToString()) == 403
+    assert "node-0 sends a message in another's name" in said(place)
+
+
+def test_a_stolen_key_is_of_no_use_while_its_owner_is_there_or_once_it_is_struck_off(place, monkeypatch):
+    context = node_keys(place, 1).context()
+    assert ask(place, proxies.CLOCK, context) == 200
+    for path in ("/v1/fleet/register-node", "/v1/fleet/pull-messages", proxies.CLOCK):
+        assert ask(place, path, context, source="127.0.0.2") == 403
+    assert "the certificate of node-1 is in use from 127.0.0.1" in said(place)
+    listed = place.folder / "keys" / "server" / "node-1.pem"
+    kept = listed.read_bytes()
+    listed.unlink()
+    try:
+        keys = node_keys(place, 1)
+        with nodes_end(place, keys) as end, pytest.raises(HardyError, match="does not admit this node: a certificate"):
+            check_connection(end, end.upstream)
+    finally:
+        listed.write_bytes(kept)
+    key_alone = with_ca_only(place)  # node.key without node.pem
+    with pytest.raises(ssl.SSLError):
+        key_alone.load_cert_chain(place.folder / "keys" / "node-0" / "node.pem", keys.file("key"))
+
+
+def test_clocks_that_differ_are_refused(place, monkeypatch):
+    with nodes_end(place, node_keys(place)) as end:
+        check_connection(end, end.upstream)
+        monkeypatch.setattr(NodeProxy, "clock", lambda self: -42.0)
+        with pytest.raises(HardyError, match=r"clock is 42 s behind the server's; at most 5 s are allowed\. Synchron"):
+            check_connection(end, end.upstream)
+
+
+def test_flower_itself_listens_on_loopback_and_answers_one_account(place):
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.2", place.control), 5)  # any address but 127.0.0.1
+    ask_flower(place.environment, "list", "hardy")  # the operator's own account
+    code = (
+        f"import http.client as h; c = h.HTTPConnection('127.0.0.1', {place.control}); "
+        "c.request('POST', '/v1/control/list-runs', b''); print(c.getresponse().status)"
+    )
+    if os.getuid() == 0 and sys.platform == "linux":  # only root can start a process of another account
+        python = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
+        done = subprocess.run([python, "-c", code], user=65534, capture_output=True, text=True, cwd="/", check=False)
+        assert done.stdout.strip() == "403", done.stderr
+
+
+def test_the_nodes_end_answers_one_account(monkeypatch):
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        one.listen()
+        with socket.create_connection(one.getsockname()) as other:
+            ends = other.getsockname(), one.getsockname()
+            assert same_account(*ends) and not same_account(ends[0], ("127.0.0.1", 1))
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "getuid", lambda: 12345)
+                assert not same_account(*ends)
+        assert not same_account(*ends)  # closed by its owner: it is nobody's
+
+
+def test_every_process_has_telemetry_and_look_ups_off(place):
+    family = [place.processes["superlink"].pid, *descendants(place.processes["superlink"].pid)]
+    assert len(family) > 1
+    for process in family:
+        with contextlib.suppress(FileNotFoundError):
+            words = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+            for setting in (b"FLWR_TELEMETRY_ENABLED=0", b"FLWR_DISABLE_UPDATE_CHECK=1"):
+                assert setting in words
+    code = """
+import urllib.request, requests
+def never(*words, **options): raise SystemExit("a look-up")
+urllib.request.urlopen = requests.post = requests.Session.request = never
+from flwr.supercore.telemetry import EventType, event
+from flwr.supercore.update_check import warn_if_flwr_update_available
+future = event(EventType.RUN_SUPERLINK_ENTER)
+warn_if_flwr_update_available(process_name="flower-superlink")
+print("quiet", future.result() if future else "")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=place.environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("quiet") and "look-up" not in done.stdout + done.stderr
+
+
+STRANGE = """
+import json, time
+from pathlib import Path
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+server = ServerApp()
+client = ClientApp()
+HERE = Path("{folder}")
+(HERE / "imported").open("a").write("x")  # by the server, and by nobody else
+
+
+@server.main()
+def main(grid, context):
+    while not (nodes := list(grid.get_node_ids())):
+        time.sleep(0.2)
+    content = RecordDict({{"asked": ConfigRecord({{"what": "pixels"}})}})
+    replies = list(grid.send_and_receive([Message(content, node, "query") for node in nodes], timeout=300))
+    said = [reply.error.reason if reply.has_error() else "content" for reply in replies]
+    (HERE / "draft").write_text(json.dumps(said))
+    (HERE / "draft").rename(HERE / "replies")
+
+
+@client.query()
+def steal(message, context):
+    (HERE / "ran").write_text("on the site")
+    return Message(RecordDict({{"pixels": ConfigRecord({{"all": "of them"}})}}), reply_to=message)
+"""
+
+
+@pytest.mark.slow
+def test_an_app_that_the_site_has_not_agreed_to_never_runs_there(tmp_path):
+    """Even the server's operator, who may start any run, gets an error from the site, and the site goes on."""
+    with site(tmp_path / "flower") as place:
+        place.prepare(config.Experiment(), tmp_path / "run", 1)
+        place.superlink()
+        place.supernode(0)
+        (place.folder / "app" / "hardy_app" / "app.py").write_text(STRANGE.format(folder=tmp_path))
+        place.submit()
+        end = time.monotonic() + 300
+        while not (tmp_path / "replies").exists():
+            assert time.monotonic() < end, place.log("node-0")
+            time.sleep(0.5)
+        assert json.loads((tmp_path / "replies").read_text()) == ["The FAB could not be verified."]
+        assert place.processes["node-0"].poll() is None
+        lines = [json.loads(line) for line in (place.folder / "state" / "audit.jsonl").read_text().splitlines()]
+    assert (tmp_path / "imported").read_text() == "x" and not (tmp_path / "ran").exists()
+    assert [line["event"] for line in lines] == ["start", "refused"]
+    assert "is not one that this site has agreed to" in lines[1]["why"]
+    assert not list((place.folder / "state").rglob("hardy_app"))  # it was not even unpacked
+
+
+def test_an_agreed_app_is_signed_and_another_is_emptied(place, tmp_path):
+    import hashlib
+
+    from flwr.proto.fab_pb2 import Fab, GetFabRequest, GetFabResponse
+    from flwr.supercore.fab import Fab as Found
+    from flwr.supernode.start_client_internal import _verify_fab
+
+    audit = Audit(tmp_path / "audit.jsonl")
+    with nodes_end(place, node_keys(place), [hashlib.sha256(b"agreed").hexdigest()], audit) as end:
+        pass  # it need not listen
+    asked = proxies.HttpRequest(
+        "/v1/fleet/get-fab", {}, GetFabRequest(run_id=7).SerializeToString(), proxies.Peer(None, "127.0.0.1", 1)
+    )
+    trusted = {"site": json.loads(end.trusted().removeprefix("site: "))}
+
+    def through(content):
+        came = GetFabResponse(fab=Fab(content=content, verifications={"valid_license": "x", "site": "forged"}))
+        reply = end.inspect(asked, proxies.HttpReply(200, {}, came.SerializeToString()))
+        return GetFabResponse.FromString(reply.body).fab
+
+    good, bad = through(b"agreed"), through(b"another")
+    assert _verify_fab(Found(good.hash_str, good.content, dict(good.verifications)), trusted)
+    assert bad.content == b"" and not bad.verifications
+    forged = Found("", b"another", dict(good.verifications))  # somebody else's signature on it
+    assert not _verify_fab(forged, trusted)
+    assert [json.loads(line)["event"] for line in audit.path.read_text().splitlines()] == ["app", "refused"]
+    with pytest.raises(Refused, match="flwr-agentapp, no federated run"):
+        from flwr.proto.run_pb2 import GetRunResponse, Run
+
+        other = GetRunResponse(run=Run(run_id=7, primary_task_type="flwr-agentapp")).SerializeToString()
+        end.inspect(proxies.HttpRequest("/v1/fleet/get-run", {}, b"", asked.peer), proxies.HttpReply(200, {}, other))

@@ -1,0 +1,203 @@
+"""Lies over a network, beyond those of a single reply: registration, order of arrival, size, silence."""
+
+import json
+import random
+import time
+import tracemalloc
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import experiment
+from hardy import papers
+from hardy.config import NetworkChoice
+from hardy.core.admission import Admission
+from hardy.core.training import Training
+from hardy.errors import HardyError
+
+pytest.importorskip("flwr", reason="the flower extra is not installed")
+
+from flwr.app import Array
+from test_flower import FLOWER, Grid, grid_of, run_over
+
+from hardy.flower import wire
+from hardy.flower.limits import PIECE, ReplyMeter, ReplyTooLarge
+from hardy.runs.profiles import Profile, placeholder_federation
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path, monkeypatch):
+    monkeypatch.setattr(Grid, "state", tmp_path / "nodes")
+    monkeypatch.setattr("hardy.flower.membership.PAUSE", 0.001)
+    monkeypatch.setattr("hardy.flower.network_engine.PAUSE", 0.001)
+
+
+def late(grid, seed):
+    """Every reply comes after a random number of looks for it."""
+    luck, looks, pull = random.Random(seed), {}, grid.pull_messages
+
+    def pull_messages(numbers):
+        (number,) = numbers
+        looks.setdefault(number, luck.randrange(6))
+        looks[number] -= 1
+        return pull(numbers) if looks[number] < 0 else []
+
+    grid.pull_messages = pull_messages
+    return grid
+
+
+def test_the_order_of_arrival_changes_no_bit():
+    method, short = papers.fedavg(), Training(rate=0.1, batch=4)
+    first = run_over(grid_of(method), method, rounds=2, training=short)
+    for seed in range(10):
+        again = run_over(late(grid_of(method), seed), method, rounds=2, training=short)
+        for name, tensor in first.state.shared.items():
+            assert torch.equal(tensor, again.state.shared[name]), (seed, name)
+
+
+def introduced(grid, node, **claims):
+    """The node says other things of itself."""
+
+    def spoil(which, kind, reply):
+        if which == node and kind == "query":
+            said = json.loads(reply.content.config_records["settings"]["profile"])
+            reply.content.config_records["settings"]["profile"] = json.dumps(said | claims)
+        return reply
+
+    grid.spoil = spoil
+    return grid
+
+
+def test_claimed_rows_cost_no_memory_and_no_more_than_half_the_weight():
+    method = papers.fedavg()
+    tracemalloc.start()
+    run = run_over(introduced(grid_of(method), 101, train=10**7), method, rounds=1)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 80e6  # ten million rows as numbers would be 80 MB
+    assert run.server._largest_weight == 27  # 10 + 12 + 5 of the others
+    huge = Profile(
+        client=0,
+        domain="",
+        kind="",
+        capacity=1.0,
+        train=10**9,
+        validation=10**9,
+        test=0,
+        shape=(1, 8, 8),
+        classes=("0",),
+    )
+    assert placeholder_federation([huge]).clients[0].train.strides == (0,)
+
+
+def test_too_many_rows_are_one_refusal(caplog):
+    grid = introduced(grid_of(papers.fedavg()), 101, train=10**9)
+    with pytest.raises(HardyError, match=r"clients \[1\] did not register"):
+        run_over(grid, papers.fedavg(), network=NetworkChoice(clients=4, patience=0.5))
+    assert "node 101 is refused: it says it holds 1000000000 rows, limit 10000000 (admission.most_rows)" in caplog.text
+
+
+@pytest.mark.parametrize("claims", [{"shape": [1, 9, 9]}, {"classes": ["a", "b"]}], ids=str)
+@pytest.mark.parametrize("node", [100, 102])
+def test_other_inputs_or_classes_are_one_refusal(claims, node, caplog):
+    """Also from the first client, which was the measure of all."""
+    grid = introduced(grid_of(papers.fedavg()), node, **claims)
+    with pytest.raises(HardyError, match=rf"clients \[{node - 100}\] did not register .* was refused: it holds inputs"):
+        run_over(grid, papers.fedavg(), network=NetworkChoice(clients=4, patience=0.5))
+    assert f"node {node} is refused: it holds inputs" in caplog.text
+
+
+def oversize(reply):
+    record = reply.content.array_records["shared/0"]
+    record[next(iter(record))] = Array(np.zeros(2**20, np.float64))
+
+
+def bomb(reply):
+    """A header that asks for a terabyte."""
+    array = next(iter(reply.content.array_records["shared/0"].values()))
+    header = b"\x93NUMPY\x01\x00v\x00{'descr': '<f8', 'fortran_order': False, 'shape': (137438953472,), }"
+    array.data = header.ljust(127, b" ") + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"), [(oversize, "bytes, limit"), (bomb, "must be an array")], ids=["oversize", "header"]
+)
+def test_a_reply_that_is_too_large_is_refused_before_it_is_decoded(lie, reason, tmp_path, monkeypatch):
+    grid = grid_of(papers.fedavg())
+    grid.spoil = lambda node, kind, reply: (lie(reply), reply)[1] if node == 101 and kind == "train" else reply
+    run_over(grid, papers.fedavg(), rounds=1, out=tmp_path / "run")
+    (line,) = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert line["lost"].keys() == {"1"} and reason in line["lost"]["1"]
+
+
+class Link:
+    """The parts of Flower's client that the meter looks at."""
+
+    def __init__(self, content):
+        self.content, self._client = content, SimpleNamespace(event_hooks={"request": [], "response": []})
+
+    def PullObject(self, request):
+        for hook in self._client.event_hooks["response"]:
+            hook(SimpleNamespace(headers={"content-length": str(len(self.content))}))
+        return SimpleNamespace(object_content=self.content)
+
+
+def test_bytes_and_pieces_are_counted_while_they_are_fetched():
+    link = Link(b"x" * 10**6)
+    meter = ReplyMeter(SimpleNamespace(_runtime_client=link))
+    with meter.limit(3 * 10**6):
+        for _ in range(3):
+            link.PullObject(None)
+        with pytest.raises(ReplyTooLarge, match="more than 3000000 bytes"):
+            link.PullObject(None)
+    link.PullObject(None)  # nothing is counted outside
+    link.content = b'Array abc 99\x00{"arraychunk_ids": [' + b"0, " * 5000 + b"0]}"
+    with meter.limit(100 * PIECE), pytest.raises(ReplyTooLarge, match="arrays of more than"):
+        link.PullObject(None)
+
+
+def test_a_silent_node_costs_one_deadline():
+    """It is not asked to evaluate in the round in which it was silent."""
+    method, asked = papers.fedavg(), []
+    grid = grid_of(method)
+    push = grid.push_messages
+
+    def pushed(messages):
+        asked.extend((m.metadata.dst_node_id, m.metadata.message_type) for m in messages)
+        return push(messages)
+
+    grid.push_messages = pushed
+    grid.spoil = lambda node, kind, reply: None if node == 101 and kind == "train" else reply
+    began = time.monotonic()
+    run_over(grid, method, rounds=1, network=NetworkChoice(clients=4, deadline=2.0))
+    assert (101, "train") in asked and (101, "evaluate") not in asked and (102, "evaluate") in asked
+    assert time.monotonic() - began > 2
+
+
+def test_one_that_sends_1e17_over_the_network_is_refused(tmp_path):
+    method = papers.fedavg()
+    grid = grid_of(method)
+
+    def lie(node, kind, reply):
+        if node == 101 and kind == "train" and reply.content.metric_records["figures/0"]["round"] == 1:
+            record = reply.content.array_records["shared/0"]
+            for name, array in list(record.items()):
+                record[name] = wire.pack({name: torch.full_like(torch.tensor(array.numpy()), 1e17)})[name]
+        return reply
+
+    grid.spoil = lie
+    run = run_over(grid, method, rounds=3, out=tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [list(line["lost"]) for line in lines] == [[], ["1"], []]
+    assert "times as long as usual" in lines[1]["lost"]["1"]
+    assert all(t.abs().max() < 100 for t in run.state.shared.values())
+
+
+def test_most_rows_is_for_a_network():
+    with pytest.raises(HardyError, match="most_rows has no effect with engine 'sequential'"):
+        experiment(admission=Admission(most_rows=5))
+    assert experiment(admission=Admission(most_rows=5), engine=FLOWER).admission.for_network(3).largest_share == 2 / 3
+    shares = {count: Admission().for_network(count).largest_share for count in (1, 2, 4, 100)}
+    assert shares == {1: 1.0, 2: 1.0, 4: 0.5, 100: 0.5}
