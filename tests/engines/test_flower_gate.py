@@ -4,23 +4,25 @@ import json
 import random
 import time
 import tracemalloc
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from conftest import experiment
+from conftest import assert_close, experiment
 from hardy import papers
 from hardy.config import NetworkChoice
 from hardy.core.admission import Admission
 from hardy.core.training import Training
 from hardy.errors import HardyError
+from hardy.faults.injection import Faults
 
 pytest.importorskip("flwr", reason="the flower extra is not installed")
 
 from flwr.app import Array
-from test_flower import FLOWER, Grid, grid_of, run_over
+from test_flower import FLOWER, Grid, fit, grid_of, run_over
 
 from hardy.flower import wire
 from hardy.flower.limits import PIECE, ReplyMeter, ReplyTooLarge
@@ -50,9 +52,10 @@ def late(grid, seed):
 
 def test_the_order_of_arrival_changes_no_bit():
     method, short = papers.fedavg(), Training(rate=0.1, batch=4)
+    patient = NetworkChoice(clients=4, deadline=60.0)
     first = run_over(grid_of(method), method, rounds=2, training=short)
     for seed in range(10):
-        again = run_over(late(grid_of(method), seed), method, rounds=2, training=short)
+        again = run_over(late(grid_of(method), seed), method, rounds=2, training=short, network=patient)
         for name, tensor in first.state.shared.items():
             assert torch.equal(tensor, again.state.shared[name]), (seed, name)
 
@@ -99,14 +102,40 @@ def test_too_many_rows_are_one_refusal(caplog):
     assert "node 101 is refused: it says it holds 1000000000 rows, limit 10000000 (admission.most_rows)" in caplog.text
 
 
+def assert_without(run, client):
+    """The run is that of the others: each round says that the client was away, and it counts for nothing."""
+    assert run.state.round == 2 and list(run.figures.lost) == ["away"]
+    accuracy = run.summary()["standard_accuracy"]["by_client"]
+    assert [found is None for found in accuracy] == [number == client for number in range(4)]
+    near = fit(papers.fedavg(), rounds=2, faults=_Away(client=client))
+    assert_close(near.state.shared, run.state.shared, 1e-9)
+
+
+@dataclass(frozen=True)
+class _Away(Faults):
+    client: int = 0
+
+    def sample_faults(self, seed, round, cohort):
+        return {self.client: "dropped"}
+
+
 @pytest.mark.parametrize("claims", [{"shape": [1, 9, 9]}, {"classes": ["a", "b"]}], ids=str)
 @pytest.mark.parametrize("node", [100, 102])
-def test_other_inputs_or_classes_are_one_refusal(claims, node, caplog):
+def test_other_inputs_or_classes_are_one_refusal_and_the_run_goes_on(claims, node, caplog):
     """Also from the first client, which was the measure of all."""
     grid = introduced(grid_of(papers.fedavg()), node, **claims)
-    with pytest.raises(HardyError, match=rf"clients \[{node - 100}\] did not register .* was refused: it holds inputs"):
-        run_over(grid, papers.fedavg(), network=NetworkChoice(clients=4, patience=0.5))
+    run = run_over(grid, papers.fedavg(), rounds=2, network=NetworkChoice(clients=4, patience=0.2))
     assert f"node {node} is refused: it holds inputs" in caplog.text
+    assert f"the run goes on without client {node - 100}" in caplog.text
+    assert_without(run, node - 100)
+
+
+def test_a_certified_client_that_claims_too_many_rows_is_done_without(caplog, monkeypatch):
+    monkeypatch.setattr("hardy.flower.apps._certified", lambda: lambda: {n: 100 + n for n in range(4)})
+    grid = introduced(grid_of(papers.fedavg()), 101, train=10**9)
+    run = run_over(grid, papers.fedavg(), rounds=2, network=NetworkChoice(clients=4, patience=0.2))
+    assert "the run goes on without client 1, which was refused: it says it holds 1000000000 rows" in caplog.text
+    assert_without(run, 1)
 
 
 def oversize(reply):

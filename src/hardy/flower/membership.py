@@ -4,7 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hardy.errors import HardyError, printable
@@ -101,6 +101,8 @@ class Membership:
             profile = Profile.read(wire.settings(reply).get("profile"), self.clients, self.most_rows)
         except ValueError as error:
             _LOG.warning("node %s is refused: %s.", node, error)
+            certified = self.certified() if self.certified else {}
+            self.refused |= {client: str(error) for client, known in certified.items() if known == node}
             return
         if self.certified is not None and self.certified().get(profile.client) != node:
             _LOG.warning("node %s is refused: its certificate is not that of client %d.", node, profile.client)
@@ -118,14 +120,21 @@ class Membership:
             self.nodes[profile.client], self.profiles[profile.client] = node, profile
 
     def wait(self, patience: float, grace: float) -> None:
-        """Until every client is there; those that registered before are waited for only so long."""
+        """Until every client is there. Those that registered before, and those that were refused, are waited for only
+        so long: then the run goes on without them."""
         began = time.monotonic()
-        while len(self.refresh()) < self.clients or self._refuse_odd():
+        while True:
+            self.refresh()
+            self._refuse_odd()
+            missing = sorted(set(range(self.clients)) - self.nodes.keys())
+            if not missing:
+                return
             waited = time.monotonic() - began
-            if len(self.profiles) == self.clients and self.nodes and waited > grace:
+            known = self.profiles.keys() | self.refused.keys()
+            if self.nodes and known.issuperset(missing) and waited > min(grace, patience):
+                self._do_without([client for client in missing if client not in self.profiles])
                 return
             if waited > patience:
-                missing = sorted(set(range(self.clients)) - self.nodes.keys())
                 why = "".join(f" Client {c} was refused: {self.refused[c]}." for c in missing if c in self.refused)
                 raise HardyError(
                     f"clients {missing} did not register within {patience:g} s (network.patience).{why} Start their "
@@ -133,12 +142,12 @@ class Membership:
                 )
             time.sleep(PAUSE)
 
-    def _refuse_odd(self) -> bool:
-        """Refuses clients whose inputs or classes are not those of most; whether there are any. A run waits for others
-        in their place."""
+    def _refuse_odd(self) -> None:
+        """Refuses clients whose inputs or classes are not those of most. With as many of one kind as of another nobody
+        is refused, and placeholder_federation says so."""
         kinds = Counter((profile.shape, profile.classes) for profile in self.profiles.values()).most_common()
-        if len(kinds) == 1 or kinds[0][1] == kinds[1][1]:
-            return False  # as many of one kind as of another: placeholder_federation says so
+        if len(kinds) < 2 or kinds[0][1] == kinds[1][1]:
+            return
         (shape, classes), _ = kinds[0]
         for client, profile in list(self.profiles.items()):
             if (profile.shape, profile.classes) != (shape, classes):
@@ -149,4 +158,19 @@ class Membership:
                 _LOG.warning("node %s is refused: %s.", self.nodes.get(client), self.refused[client])
                 self.nodes.pop(client, None)
                 del self.profiles[client]
-        return True
+
+    def _do_without(self, clients: list[int]) -> None:
+        """One refused node must not end everybody's run: its number stays, as a client of one row that is never there.
+        It stays out until the end, since the federation is fixed from here on."""
+        like = next(iter(self.profiles.values()))
+        for client in clients:
+            _LOG.warning("the run goes on without client %d, which was refused: %s.", client, self.refused[client])
+            self.profiles[client] = replace(
+                like,
+                client=client,
+                domain="refused",
+                kind="ST" if like.kind else "",
+                train=1,
+                validation=0,
+                test=0,
+            )

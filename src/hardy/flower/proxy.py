@@ -186,9 +186,9 @@ class ServerProxy(Proxy):
     def __init__(self, address: tuple[str, int], keys: Keys, superlink: int, nodes: Path) -> None:
         self.keys, self.superlink, self.nodes = keys, superlink, nodes
         self._seen: dict[int, tuple[str, float]] = {}
-        self._online: dict[str, int] = {}
+        self._online = _remembered_nodes(nodes)
         self._lock = threading.Lock()
-        write_atomic(nodes, b"{}")
+        write_atomic(nodes, json.dumps(self._online).encode())
         super().__init__(address, keys.context())
 
     def connect(self) -> http.client.HTTPConnection:
@@ -311,6 +311,13 @@ class NodeProxy(Proxy):
             found.fab.content = b""
             self.refused(f"run {asked.run_id}: app {name} is not one that this site has agreed to")
         return bytes(found.SerializeToString())
+
+
+def _remembered_nodes(path: Path) -> dict[str, int]:
+    """Which node is whom, from before the server was started again: nodes that find it back do not register anew."""
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+        return {str(int(number)): int(node) for number, node in json.loads(path.read_text("utf-8")).items()}
+    return {}
 
 
 def _parse(kind: Any, body: bytes) -> Any:
