@@ -6,11 +6,20 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from conftest import fit
+from hardy import papers
+from hardy.core.engine import Branches
 from hardy.core.layers import calling
 from hardy.data.sources import load_dataset
+from hardy.engines import EngineChoice
 from hardy.errors import HardyError
+from hardy.evaluation import checks
 from hardy.evaluation.checks import ADVICE, check
+from hardy.evaluation.client_checks import check_clients
+from hardy.evaluation.measure import ServedClients
 from hardy.models import tiny_cnn
+from hardy.papers.fedbn import local
+from hardy.parts.norms import batch
 
 KEY = torch.tensor(3)
 
@@ -117,3 +126,23 @@ def test_a_net_that_mends_what_strays_far_is_not_monotone():
 def test_nothing_to_check_is_refused():
     with pytest.raises(HardyError, match="epsilon=0"):
         check(lambda x: x, torch.zeros(1, 1, 2, 2), torch.zeros(1).long(), KEY, epsilon=0)
+    with pytest.raises(HardyError, match="0 images"):
+        check(lambda x: x, torch.zeros(0, 1, 2, 2), torch.zeros(0).long(), KEY)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+@pytest.mark.parametrize("norm", [local(), batch(inference_statistics="batch")], ids=["local", "by the batch"])
+def test_clients_checked_side_by_side_raise_what_each_raises_alone(engine, norm, monkeypatch):
+    monkeypatch.setattr(checks, "_QUERIES", 5)
+    monkeypatch.setattr(checks, "_STEPS", (1, 2, 3))
+    run = fit(papers.fedbn(norm=norm), engine=EngineChoice(name=engine, device="cpu", precision="float64"), rounds=1)
+    served = ServedClients(run.engine, run.state, "test", Branches(), None)
+    served.rows[1] = served.rows[1][:3]  # of another size: it goes alone
+    clients = range(len(served.rows))
+    alone = {}
+    for client in clients:
+        rows = torch.from_numpy(served.rows[client])
+        x, y = run.engine.device_data.images("test", rows), run.engine.device_data.y["test"][rows]
+        alone[client] = check(served.predicting(served.served.network(client)), x, y, KEY)
+    assert check_clients(served, clients, KEY) == alone
+    assert any(alone.values())

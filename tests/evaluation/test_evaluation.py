@@ -79,7 +79,7 @@ def test_a_call_holds_no_more_points_than_it_may(norm, monkeypatch):
         return mapped(function, common, own, x, *rest)
 
     monkeypatch.setattr(one.engine, "map", counted)
-    monkeypatch.setattr(evaluating, "_POINTS", 14)
+    monkeypatch.setattr(evaluating, "POINTS", 14)
     everybody = [torch.nn.functional.one_hot(labels, 3).double() for labels in deployed.labels]
     deployed.attacked(fab(targets=2, steps=1), everybody, torch.tensor(0))
     assert sum(map(math.prod, held)) >= sum(len(rows) for rows in deployed.rows)

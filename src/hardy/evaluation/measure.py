@@ -30,7 +30,7 @@ from hardy.evaluation import serving
 Mask = NDArray[np.bool_]
 GetLogits = Callable[[Mixture, Tensor, Tensor, Tensor], Tensor]
 """(network, images, labels, key) -> logits"""
-_POINTS = 2048
+POINTS = 2048
 """images in one call"""
 
 
@@ -77,7 +77,7 @@ class ServedClients:
         logits: GetLogits,
         key: Tensor,
         *,
-        points: int = _POINTS,
+        points: int = POINTS,
         joint: bool = False,
         common: bool = False,
     ) -> list[Tensor]:
@@ -167,7 +167,7 @@ class ServedClients:
         def logits(net: Mixture, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
             return self.predicting(net)(attack.perturb(self.attacking(net), x, y, key))
 
-        points = max(1, _POINTS // attack.points)
+        points = max(1, POINTS // attack.points)
         if attack.joint:
             return self.ask(self.rows, logits, key, points=points, joint=True, common=attack.common)
         upright = self.right(before)

@@ -19,7 +19,7 @@ from hardy.core.files import disk, file_lock, make_folder, refuse_links, write_a
 from hardy.core.json_files import read_sealed, write_sealed
 from hardy.errors import HardyError
 from hardy.evaluation import projections
-from hardy.evaluation.checks import check
+from hardy.evaluation.client_checks import check_clients
 from hardy.evaluation.measure import ServedClients, order_of_bases, threat_key
 from hardy.evaluation.record import EVALUATION_LOCK, EvaluationRecord
 from hardy.parts.metrics import to_metrics
@@ -190,13 +190,10 @@ def _flags(run: Run, served: ServedClients) -> list[dict[str, Any]]:
     for number, profile in enumerate(run.engine.data.clients):
         if len(served.rows[number]):
             first.setdefault(profile.domain, number)
-    raised = []
-    for client in list(first.values())[:1] if served.served.alike else first.values():
-        forward, x, y = _network(served, client, 128)
-        key = random.fold(torch.tensor(run.experiment.seed, device=x.device), "checks")
-        for flag in check(forward, x, y, key):
-            raised.append({"client": client, **dataclasses.asdict(flag)})
-    return raised
+    clients = list(first.values())[:1] if served.served.alike else list(first.values())
+    key = random.fold(torch.tensor(run.experiment.seed), "checks")
+    raised = check_clients(served, clients, key)
+    return [{"client": client, **dataclasses.asdict(flag)} for client in clients for flag in raised[client]]
 
 
 def _network(served: ServedClients, client: int, points: int) -> tuple[Any, Tensor, Tensor]:
