@@ -332,6 +332,29 @@ def test_metrics_shifts_and_capacities_of_ones_own(study, tmp_path, monkeypatch)
     assert found["by_client"] == pytest.approx(shares)
 
 
+def test_plain_functions_are_metrics_and_callbacks(study, tmp_path, monkeypatch, capsys):
+    (study / "own.py").write_text(
+        "def first(logits, labels):\n    return (labels == 0).double().mean()\n\n\n"
+        "def second(logits, labels):\n    return (labels == 1).double().mean()\n\n\n"
+        "def enough(run, line):\n    return line['round'] == 2\n\n\n"
+        "def three(one, two, more):\n    return 1\n"
+    )
+    monkeypatch.chdir(study)
+    short = ["rounds=4", "data.limit=40", "training.steps=1", "engine.device=cpu", 'callbacks=["own.py:enough"]']
+    words = ["run", "demo", *short, 'evaluation.metrics=["own.py:first"]', "--out", "run", "--quiet"]
+    assert main(words) == 0
+    saved = config.read("run/config.toml")
+    assert config.parse(saved.to_toml(), allow=user_code.USER) == saved
+    run = hardy.load("run")
+    assert run.state.round == 2 and run.summary()["stopped"] == "callback 'enough' asked for it"
+    assert 0 < run.summary()["metrics"]["first"]["mean"] < 1
+    another_process(monkeypatch)
+    words = ["evaluate", "run", "--metrics", "own.py:second", "--no-checks", "--quiet"]
+    assert main(words) == 0 and "second" in capsys.readouterr().out
+    assert main(["run", "demo", 'evaluation.metrics=["own.py:three"]']) == 2
+    assert "evaluation.metrics[0] needs a value for 'one'" in capsys.readouterr().err
+
+
 # Nodes
 
 
@@ -411,6 +434,15 @@ def test_mistakes(study, tmp_path, capsys, change, message):
     said = capsys.readouterr().err
     assert message.format(study=study) in said
     assert said.count("\n") == 1 and "Traceback" not in said
+
+
+def test_parts_of_ones_own_are_described(study, monkeypatch, capsys):
+    monkeypatch.chdir(study)
+    assert main(["parts", "mine.py:Focal"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("mine.py:Focal\n\nCross-entropy in which sure answers count less.") and "gamma = 2" in said
+    assert main(["parts", "mine.py:mine"]) == 0 and "gamma = 1" in capsys.readouterr().out
+    assert main(["parts", "mine.py:Focl"]) == 2 and "Did you mean 'Focal'?" in capsys.readouterr().err
 
 
 def test_imports_give_parts_their_names(study, tmp_path, monkeypatch):

@@ -20,7 +20,8 @@ _LARGEST_MANIFEST = 2**24
 
 
 class OnnxPredictor:
-    """predictor(images) gives the logits of images in [0, 1], [N, C, H, W]; `customise` changes width and robustness.
+    """predictor(images) gives the logits of images in [0, 1], [N, C, H, W], or of feature vectors, [N, F]; `customise`
+    changes width and robustness.
 
     It reads a manifest, or the .onnx name it was exported under. Only the bases that the width needs are loaded.
     """
@@ -73,9 +74,9 @@ class OnnxPredictor:
 
     def __call__(self, images: NDArray[Any]) -> NDArray[np.float32]:
         x = np.asarray(images, dtype=np.float32)
-        if x.ndim != 4 or list(x.shape[1:]) != self.manifest["input"]:
+        if x.ndim < 2 or list(x.shape[1:]) != self.manifest["input"]:
             raise HardyError(
-                f"images are {list(x.shape)}; they must be [N, {', '.join(map(str, self.manifest['input']))}]."
+                f"inputs are {list(x.shape)}; they must be [N, {', '.join(map(str, self.manifest['input']))}]."
             )
         given: dict[str, Any] = {"images": x}
         if self.robustness is not None:
