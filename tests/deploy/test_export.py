@@ -109,6 +109,12 @@ def test_the_export_answers_as_the_network_does(run, manifest):
     assert all(0 <= row["standard_accuracy"]["mean"] <= 1 for row in held["settings"])
 
 
+def test_clients_with_networks_of_their_own_are_named():
+    message = r"norm 'Local' gives every client a network of its own; choose one of the \d+ \(client=0, or --client 0\)"
+    with pytest.raises(HardyError, match=message):
+        fit(papers.fedbn(), rounds=1).customise()
+
+
 def test_one_network_is_one_file_under_the_name_given(tmp_path):
     """Of feature vectors here; `hardy evaluate` takes the name too."""
     rng = np.random.default_rng(0)
