@@ -13,11 +13,12 @@ from typing import Any
 
 from hardy import config
 from hardy.config import Experiment
-from hardy.core.files import disk, write_atomic
+from hardy.core.files import disk, refuse_links, write_atomic
 from hardy.errors import HardyError
 from hardy.report.compare import over_seeds, seeds_summary
 from hardy.report.stored_run import seed_folders
 from hardy.runs.api import fit, resume
+from hardy.runs.folder import locked
 from hardy.runs.run import Run
 from hardy.user_code import RUN_FOLDER
 
@@ -43,16 +44,18 @@ def resume_seeds(
 ) -> Iterator[Run]:
     """Goes on with every seed that is not finished or not begun, and gives each run when it is; then writes
     summary.json."""
-    found = seed_folders(folder)
-    for seed, where in found.items():
-        if (where / "config.toml").exists():
-            yield resume(where, data_folder=data_folder, quiet=quiet, remark=remark, allow_change=allow_change)
-            continue
-        if not (folder / "experiment.toml").exists():
-            raise HardyError(f"{where} was not begun and {folder} has no experiment.toml. Run the experiment again.")
-        chosen = replace(config.read(str(folder / "experiment.toml"), allow=RUN_FOLDER), seed=seed)
-        yield fit(chosen, out=where, data_folder=data_folder, quiet=quiet)
-    write_seeds_summary(folder)
+    with locked(folder):
+        for seed, where in seed_folders(folder).items():
+            if (where / "config.toml").exists():
+                yield resume(where, data_folder=data_folder, quiet=quiet, remark=remark, allow_change=allow_change)
+                continue
+            if not (folder / "experiment.toml").exists():
+                raise HardyError(
+                    f"{where} was not begun and {folder} has no experiment.toml. Run the experiment again."
+                )
+            chosen = replace(config.read(str(folder / "experiment.toml"), allow=RUN_FOLDER), seed=seed)
+            yield fit(chosen, out=where, data_folder=data_folder, quiet=quiet)
+        write_seeds_summary(folder)
 
 
 def finished_seeds(folder: Path) -> list[Path]:
@@ -76,6 +79,7 @@ def write_seeds_summary(folder: Path) -> dict[str, Any]:
 
 def write_seeds_evaluation(folder: Path, found: Sequence[dict[str, Any]], *, best: bool) -> tuple[Path, dict[str, Any]]:
     """evaluation.json of a folder of seeds, from what hardy.evaluate found of each; summary.json is written anew."""
+    refuse_links(folder)
     path = folder / "best" / "evaluation.json" if best else folder / "evaluation.json"
     with disk(str(path)):
         path.parent.mkdir(exist_ok=True)
