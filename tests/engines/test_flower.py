@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import time
 
 import numpy as np
 import pytest
@@ -394,10 +393,8 @@ def test_too_few_replies_are_asked_for_again_then_given_up(caplog):
     method = papers.fedavg()
     grid = grid_of(method)
     grid.spoil = lambda node, kind, reply: None if kind == "train" and node != 100 else reply
-    began = time.monotonic()
-    with pytest.raises(HardyError, match=r"1 replies within 4 s, but network.replies is 3"):
-        run_over(grid, method, network=NetworkChoice(clients=4, deadline=2.1, replies=3, patience=4.0))
-    assert time.monotonic() - began < 20
+    with pytest.raises(HardyError, match=r"1 replies within 6 s, but network.replies is 3"):
+        run_over(grid, method, network=NetworkChoice(clients=4, deadline=0.5, replies=3, patience=6.0))
     assert caplog.text.count("asking again") == 1 and caplog.text.count("client 2 silent") == 1
 
 

@@ -27,6 +27,8 @@ from hardy.errors import HardyError
 from hardy.flower import wire
 from hardy.flower.membership import PAUSE, Membership
 
+_EACH = 0.1
+"""seconds between two looks for each reply that is missing: every look is a request for each"""
 _LOG = logging.getLogger("flwr")
 
 
@@ -201,7 +203,7 @@ class Flower:
         self, kind: str, round_number: int, clients: Sequence[int], content: Callable[[int], Any]
     ) -> Iterator[tuple[int, Any]]:
         """Asks each client once; (client, reply's content or why there is none) as they come, until the deadline."""
-        began, nodes = time.monotonic(), self.roll.refresh()
+        nodes = self.roll.refresh()
         pending: dict[str, int] = {}
         most: dict[int, int] = {}
         for client in clients:  # one by one: only one message is held at a time
@@ -215,6 +217,7 @@ class Flower:
                 pending[number] = client
             else:
                 yield client, "failed: the SuperLink did not take the message"
+        began = time.monotonic()
         while pending and time.monotonic() - began < self.network.deadline:
             for number, client in list(pending.items()):
                 if (reply := self.roll.pull(number, most[client])) is None:
@@ -224,7 +227,7 @@ class Flower:
                     self._count(client, "up", reply)
                 yield client, reply
             if pending:
-                time.sleep(min(3.0, max(PAUSE, 0.1 * len(pending))))  # every look is a request for each
+                time.sleep(min(3.0, max(PAUSE, _EACH * len(pending))))
         yield from ((client, f"silent: no reply within {self.network.deadline:g} s") for client in pending.values())
 
     def _count(self, client: int, way: str, content: Any) -> None:
