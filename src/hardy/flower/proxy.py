@@ -170,7 +170,7 @@ class Proxy(ThreadingHTTPServer):
         connection = self.connect()
         with contextlib.closing(connection):
             headers = {name: value for name, value in question.headers.items() if name.lower() not in _HOP}
-            connection.request("POST", question.path, question.body, headers | self.shown)
+            connection.request("POST", question.path, question.body, {**headers, **self.shown})
             came = connection.getresponse()
             return HttpReply(came.status, dict(came.getheaders()), came.read())
 
