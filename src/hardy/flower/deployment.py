@@ -24,7 +24,7 @@ NODES = "HARDY_NODES"
 """names the file in which the server's proxy says which node is which client"""
 SITE = "HARDY_SITE"
 """set for everything a site's node starts: the folder of its state"""
-START = 120.0
+START = 300.0
 """seconds a process may take to come up"""
 CLOCK_OFF = 5.0
 """seconds two clocks may differ: Flower refuses what is signed later than that in its own future"""
