@@ -463,6 +463,14 @@ def test_a_changed_experiment_is_not_gone_on_with(tmp_path):
         run_over(grid_of(papers.fedavg()), papers.fedavg(), out=out, **changed)
     again = run_over(grid_of(papers.fedavg()), papers.fedavg(), out=out, rounds=1)  # nothing left to do
     assert again.state.round == 1
+    text = (out / "config.toml").read_text()
+    (out / "config.toml").write_text(text.replace("rate = 0.1", "rate = 0.5"))
+    with pytest.raises(
+        HardyError, match=r"is not the experiment of its checkpoint: training.rate was 0.1, is 0.5.*new run"
+    ):
+        run_over(
+            grid_of(papers.fedavg()), papers.fedavg(), out=out, rounds=1, training=Training(rate=0.5, batch=4, epochs=2)
+        )
 
 
 def test_a_server_that_is_open_runs_nothing(tmp_path, monkeypatch):

@@ -234,6 +234,7 @@ def test_a_silent_node_costs_one_deadline(clock):
 
     def pushed(messages):
         asked.extend((m.metadata.dst_node_id, m.metadata.message_type) for m in messages)
+        assert all(m.metadata.ttl >= 110 for m in messages)  # Flower keeps it until we have given it up
         return push(messages)
 
     grid.push_messages = pushed

@@ -29,6 +29,8 @@ from hardy.flower.membership import PAUSE, Membership
 
 _EACH = 0.1
 """seconds between two looks for each reply that is missing: every look is a request for each"""
+_LATER = 60.0
+"""seconds for which Flower keeps a message beyond the deadline: we decide who was silent, not a message that is gone"""
 _LOG = logging.getLogger("flwr")
 
 
@@ -203,7 +205,7 @@ class Flower:
         self, kind: str, round_number: int, clients: Sequence[int], content: Callable[[int], Any]
     ) -> Iterator[tuple[int, Any]]:
         """Asks each client once; (client, reply's content or why there is none) as they come, until the deadline."""
-        nodes = self.roll.refresh()
+        nodes, began = self.roll.refresh(), time.monotonic()
         pending: dict[str, int] = {}
         most: dict[int, int] = {}
         for client in clients:  # one by one: only one message is held at a time
@@ -213,11 +215,10 @@ class Flower:
             asked = content(client)
             self._count(client, "down", asked)
             most[client] = 4 * wire.size(asked) + 2**20  # what comes back is like what was sent
-            if number := self.roll.push(kind, asked, nodes[client], str(round_number), self.network.deadline):
+            if number := self.roll.push(kind, asked, nodes[client], str(round_number), self.network.deadline + _LATER):
                 pending[number] = client
             else:
                 yield client, "failed: the SuperLink did not take the message"
-        began = time.monotonic()
         while pending and time.monotonic() - began < self.network.deadline:
             for number, client in list(pending.items()):
                 if (reply := self.roll.pull(number, most[client])) is None:
