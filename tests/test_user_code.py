@@ -15,6 +15,7 @@ import hardy
 from conftest import experiment, federation
 from hardy import config, user_code
 from hardy.cli import main
+from hardy.core.json_files import write_sealed
 from hardy.errors import HardyError
 from hardy.flower.node import Given, Node
 from hardy.models import tiny_cnn
@@ -238,7 +239,8 @@ def test_a_sweep_over_code_of_ones_own_goes_on_elsewhere(study, tmp_path, monkey
     record = json.loads((out / "sweep.json").read_text())
     for row in record["settings"]:
         del row["validation_accuracy"]
-    (out / "sweep.json").write_text(json.dumps(record))
+    del record["sha256"]
+    write_sealed(out / "sweep.json", record)
     (out / "setting-1" / "config.toml").unlink()  # as if it had not begun
     shutil.rmtree(out / "setting-1" / "checkpoint")
     another_process(monkeypatch)
@@ -257,14 +259,12 @@ def test_a_strangers_folder_of_runs_runs_no_code(study, tmp_path, monkeypatch, c
     first.mkdir(parents=True)
     (first / "experiment.toml").write_text(f'method = "{study}/evil.py:mine"\nrounds = 1\n')
     setting = {"folder": "setting-1", "overrides": [f"method={study}/evil.py:mine"]}
-    (out / f"{kind}.json").write_text(
-        json.dumps({"seeds": [0, 1]} if kind == "seeds" else {"seeds": 1, "settings": [setting]})
-    )
+    write_sealed(out / f"{kind}.json", {"seeds": [0, 1]} if kind == "seeds" else {"seeds": 1, "settings": [setting]})
     assert main(["resume", str(out), "--quiet"]) == 2
     assert "is not imported. A run folder may come from anybody" in capsys.readouterr().err
     assert not mark.exists()
     if kind == "sweep":
-        (out / "sweep.json").write_text(json.dumps({"seeds": 1, "settings": [{**setting, "folder": "../elsewhere"}]}))
+        write_sealed(out / "sweep.json", {"seeds": 1, "settings": [{**setting, "folder": "../elsewhere"}]})
         assert main(["resume", str(out), "--quiet"]) == 2
         assert "cannot read" in capsys.readouterr().err
 
