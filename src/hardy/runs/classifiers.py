@@ -96,7 +96,8 @@ def _measured(
         if threat.attack not in done:
             left, stages = standing, {}
             for stage, attack in threat.attack.stages():
-                left = _attacked(forward, attack, rows, left, random.fold(key, threat.name, stage))
+                at = random.fold(key, threat.name, stage)
+                left = _attacked(forward, attack, rows, left, at, ensemble=bool(stage))
                 stages[stage] = float(left.double().mean())
             done[threat.attack] = {**_figures(left), "stages": stages, "notes": _notes(threat.attack, classes)}
         found["robust_accuracy"][threat.name] = done[threat.attack]
@@ -114,10 +115,14 @@ def _right(forward: Forward, x: Tensor, y: Tensor) -> Tensor:
     return torch.cat([forward(x[at : at + _IMAGES]).argmax(1) == y[at : at + _IMAGES] for at in starts])
 
 
-def _attacked(forward: Forward, attack: Attack, rows: LabelledInputs, standing: Tensor, key: Tensor) -> Tensor:
-    """Which rows are left of those that stood; an attack on all images together is judged on all."""
+def _attacked(
+    forward: Forward, attack: Attack, rows: LabelledInputs, standing: Tensor, key: Tensor, *, ensemble: bool
+) -> Tensor:
+    """Which rows are left of those that stood; an attack on all images together is judged on all, unless it is a stage
+    of an ensemble."""
     if attack.joint:
-        return _right(forward, attack.perturb(forward, rows.x, rows.y, key), rows.y)
+        right = _right(forward, attack.perturb(forward, rows.x, rows.y, key), rows.y)
+        return right & standing if ensemble else right
     left, upright, size = standing.clone(), standing.nonzero()[:, 0], max(1, _IMAGES // attack.points)
     for start in range(0, len(upright), size):
         index = upright[start : start + size]
