@@ -31,13 +31,16 @@ def _declare(parser: ArgumentParser) -> None:
     data_option(parser)
     quiet_option(parser)
     tensorboard_option(parser)
+    parser.add_argument("--alone", action="store_true", help="without the arms that the experiment is compared with")
     import_option(parser)
 
 
 def _run(options: Any) -> None:
     import hardy
     from hardy.callbacks import tensorboard
-    from hardy.cli.tables import finish, finish_far, finish_seeds
+    from hardy.cli.tables import finish, finish_arms, finish_far, finish_seeds, remark
+    from hardy.config.arms import read_arms
+    from hardy.runs.arms import start_arms
     from hardy.runs.seeds import start_seeds
 
     chosen = read_experiment(options)
@@ -45,6 +48,16 @@ def _run(options: Any) -> None:
         chosen = replace(chosen, callbacks=(*chosen.callbacks, tensorboard()))
     options.tensorboard = False  # from here on it is the experiment's
     out = options.out or free_folder(Path("runs") / chosen.name)
+    arms = read_arms(options.experiment)
+    if options.alone and not arms.overrides:
+        raise HardyError(
+            f"--alone leaves out the arms of an experiment, and {options.experiment} has none. Leave it out."
+        )
+    if arms.overrides and not options.alone:
+        if chosen.engine.name == "flower":
+            remark(f"over Flower the arms {', '.join(arms.overrides)} are left out.")
+        else:
+            start_arms(chosen, arms, out, options.seeds)
     if chosen.engine.name == "flower":
         if options.seeds > 1:
             raise HardyError(f"--seeds is {options.seeds}; over Flower run one seed at a time (seed=...).")
@@ -54,9 +67,10 @@ def _run(options: Any) -> None:
         return
     if options.seeds == 1:
         finish(hardy.fit(chosen, out=out, data_folder=options.data, quiet=options.quiet), options)
-        return
-    start_seeds(chosen, out, options.seeds)
-    finish_seeds(out, options)
+    else:
+        start_seeds(chosen, out, options.seeds)
+        finish_seeds(out, options)
+    finish_arms(out, options)
 
 
 COMMAND = Command(

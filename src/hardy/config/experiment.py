@@ -83,6 +83,8 @@ class EvaluationChoice:
     """rounds between two evaluations; the last round is always evaluated"""
     threats: tuple[str, ...] = ()
     """attacks the finished run is measured under, such as ["pgd-20", "autoattack"]"""
+    checks: bool = True
+    """look for red flags when the threats are measured, which may take longer than the threats do"""
     select: str | None = None
     """attack under which accuracy on validation rows chooses the best round; absent: clean accuracy does, which may
     rise on under adversarial training while robustness falls"""
@@ -105,6 +107,10 @@ class EvaluationChoice:
         if self.every < 1:
             raise HardyError(f"evaluation.every is {self.every}; it must be 1 or more.")
         object.__setattr__(self, "metrics", to_metrics(self.metrics))
+        if not self.checks and not self.threats:
+            raise HardyError(
+                "evaluation.checks is false, but there are no evaluation.threats: it has no effect. Leave it out."
+            )
         if self.select_metric is not None and self.selecting_metric is None:
             named = ", ".join(metric.name for metric in self.metrics) or "none"
             raise HardyError(
