@@ -11,6 +11,7 @@ from hardy.core.json_files import read_sealed
 from hardy.core.metric import Metric
 from hardy.registry import PARTS
 from hardy.report.compare import accuracy_cell, aligned, compare, write_comparison
+from hardy.report.differences import unlike
 from hardy.report.stored_run import read_run
 from hardy.runs.arms import arm_folders, has_arms, look_of, resume_arms
 from hardy.runs.progress import clock
@@ -59,7 +60,8 @@ def arms_table(folders: Sequence[Path]) -> str:
     several = len(compared.rows[0].runs) > 1
     note = "±: standard error over the seeds." if several else "±: standard error of the test images, one seed."
     differences = compared.difference_cells()
-    blocks = [aligned(rows, words=1), note, aligned(differences, words=2) if differences else ""]
+    table = aligned(differences, words=2) if differences else ""
+    blocks = [aligned(rows, words=1), note, table, "\n".join(unlike(compared.rows))]
     return "\n\n".join(block for block in blocks if block)
 
 
