@@ -191,7 +191,7 @@ def test_a_mistyped_word_gets_the_nearest_one(capsys):
         (["rum"], "hardy: unknown command 'rum'. Did you mean 'run'? Known: bench, "),
         (
             ["run", "demo", "--alone", "--oot", "x"],
-            "hardy run: unknown option '--oot'. Did you mean '--out'? Known: --data, ",
+            "hardy run: unknown option '--oot'. Did you mean '--out'? Known: --alone, --data, ",
         ),
         (
             ["run", "demo", "--alone", "--engine=vectorized"],

@@ -8,7 +8,7 @@ import pytest
 import hardy
 from hardy import config
 from hardy.cli import main
-from hardy.config.arms import read_arms
+from hardy.config.arm_table import read_arms
 from hardy.errors import HardyError
 from hardy.report.stored_run import read_run
 from hardy.runs import seeds
@@ -98,6 +98,26 @@ def test_several_seeds(own, tmp_path, capsys):
     assert f"{100 * mean:.1f} ± {100 * error:.1f}" in line
 
 
+def test_what_is_measured_beside_arms_is_not_measured_alone(tmp_path, capsys):
+    text = OWN.replace('[evaluation]\nthreats = ["fgsm"]\nchecks = false\n', "")
+    text = text.replace("look =", 'measure = ["evaluation.threats=[\'fgsm\']", "rounds=2"]\nlook =')
+    (tmp_path / "own.toml").write_text(text)
+    assert not hardy.read(tmp_path / "own.toml").evaluation.threats
+    out = tmp_path / "run"
+    assert main(["run", str(tmp_path / "own.toml"), "rounds=1", "--out", str(out), "--quiet"]) == 0
+    for folder in arm_folders(out):
+        assert read_run(folder).summary["robust_accuracy"].keys() == {"fgsm"}
+        assert read_run(folder).summary["rounds"] == 1  # the command line's word counts
+
+
+def test_arms_are_left_out_on_other_data(tmp_path, capsys):
+    out = tmp_path / "run"
+    words = ["data.source={name='mini_digits',domains=['print']}", *SHORT, "engine.device=cpu"]
+    assert main(["run", "demo", *words, "--out", str(out), "--quiet"]) == 0
+    assert "on other data the arms of demo are left out: FATBN, FedRBN" in capsys.readouterr().err
+    assert not (out / "arms").exists()
+
+
 def test_alone(own, tmp_path, capsys):
     out = tmp_path / "run"
     assert main(["run", own, "--alone", "--out", str(out), "--quiet"]) == 0
@@ -112,6 +132,8 @@ def test_alone(own, tmp_path, capsys):
     [
         ("look = 3", "it must be one line of text"),
         ("look = 'x'", "there are none"),
+        ("measure = ['rounds=2']", "there are none"),
+        ("measure = 'rounds=2'\n[arms]\nx = ['rounds=1']", "measure of"),
         ("[arms]\n'../x' = ['rounds=1']", "names a folder"),
         ("[arms]\n'' = ['rounds=1']", "names a folder"),
         ("[arms]\nx = 'rounds=1'", "it must be a list such as"),

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hardy.attacks.balls import Ball, length, project, random_start, steepest
-from hardy.attacks.base import Attack, Ensemble, Forward, choose, for_each, margin
+from hardy.attacks.base import Attack, Ensemble, Forward, for_each, margin, pick
 from hardy.attacks.square import square
 from hardy.core import random
 from hardy.errors import HardyError
@@ -67,7 +67,7 @@ class _Point(NamedTuple):
 
     def where(self, mask: Tensor, other: "_Point") -> "_Point":
         """This point for the images of the mask, the other one for the rest."""
-        return _Point(*(choose(mask, mine, its) for mine, its in zip(self, other, strict=True)))
+        return _Point(*(pick(mask, mine, its) for mine, its in zip(self, other, strict=True)))
 
     def beats(self, other: "_Point") -> Tensor:
         """A misclassified point beats one that is not; between equals the greater loss decides."""
@@ -226,13 +226,13 @@ class FAB(Attack):
                 at = self._step(forward, x, y, target, at)
                 wrong, away = forward(at).argmax(1) != y, length(at - x, self.ball).flatten()
                 nearer = wrong & (away < distance)
-                found, distance = choose(nearer, at, found), torch.where(nearer, away, distance)
-                at = choose(wrong, (1 - self.beta) * x + self.beta * at, at)
+                found, distance = pick(nearer, at, found), torch.where(nearer, away, distance)
+                at = pick(wrong, (1 - self.beta) * x + self.beta * at, at)
             return found, distance
 
         found, distances = for_each(nearest, forward, x, _likeliest_wrong(logits, y, self.targets))
         distance, first = distances.min(0)
-        return choose(distance <= self.epsilon, found[first, torch.arange(len(x), device=x.device)], x)
+        return pick(distance <= self.epsilon, found[first, torch.arange(len(x), device=x.device)], x)
 
     def _step(self, forward: Forward, x: Tensor, y: Tensor, target: Tensor, at: Tensor) -> Tensor:
         """Past the boundary as linearised at `at`: from there, and a little from x, so as to stay near it."""

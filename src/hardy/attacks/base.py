@@ -81,11 +81,11 @@ class Ensemble(Attack):
         found = x
         for name, attack in self.stages():
             fallen = forward(found).argmax(1) != y
-            found = choose(fallen, found, attack.perturb(forward, x, y, random.fold(key, name)))
+            found = pick(fallen, found, attack.perturb(forward, x, y, random.fold(key, name)))
         return found
 
 
-def choose(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def pick(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Of two changes of the same images, image by image; the mask is [N]."""
     return torch.where(mask.view(-1, *[1] * (a.dim() - 1)), a, b)
 
@@ -141,4 +141,4 @@ def margin(logits: Tensor, y: Tensor) -> Tensor:
     return logits.masked_fill(own, -torch.inf).amax(-1) - (logits * own).sum(-1)
 
 
-__all__ = ["Attack", "Ensemble", "Forward", "choose", "for_each", "margin", "refuse_inputs", "refuse_usual_radius"]
+__all__ = ["Attack", "Ensemble", "Forward", "for_each", "margin", "pick", "refuse_inputs", "refuse_usual_radius"]

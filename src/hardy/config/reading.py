@@ -16,8 +16,8 @@ from hardy.errors import HardyError, unknown
 from hardy.registry import KINDS, PARTS, find
 from hardy.user_code import RUN_FOLDER, USER, Allow
 
-ARMS = ("arms", "look")
-"""keys for `hardy run` alone: see hardy.config.arms"""
+ARMS = ("arms", "look", "measure")
+"""keys for `hardy run` alone: see hardy.config.arm_table"""
 REPLACEABLE = ("norm", "objective", "budget", "aggregator")
 """parts that a method's table may put in place of the method's own"""
 

@@ -48,6 +48,11 @@ _ARMS = {
         "type": "object",
         "additionalProperties": {"type": "array", "items": {"type": "string"}, "minItems": 1},
     },
+    "measure": {
+        "description": "overrides of the experiment and its arms where hardy run runs them side by side",
+        "type": "array",
+        "items": {"type": "string"},
+    },
     "look": {"description": "what to look at in the figures of the arms, one line", "type": "string"},
 }
 _THREATS = ("threats", "select")

@@ -13,7 +13,7 @@ from typing import Any
 
 from hardy import config
 from hardy.config import Experiment
-from hardy.config.arms import Arms, is_arm_name
+from hardy.config.arm_table import Arms, is_arm_name
 from hardy.core.files import disk, write_atomic
 from hardy.core.json_files import read_json
 from hardy.errors import HardyError
@@ -32,7 +32,7 @@ def start_arms(experiment: Experiment, arms: Arms, folder: Path, seeds: int) -> 
         try:
             chosen = config.parse(text, overrides, allow=RUN_FOLDER)
         except HardyError as error:
-            raise HardyError(f"arm {name}: {error}") from error
+            raise HardyError(f"arm {name}: {error} Or leave the arms out: --alone.") from error
         where = folder / "arms" / name
         with disk(f"the folder {where}"):
             where.mkdir(parents=True, exist_ok=True)

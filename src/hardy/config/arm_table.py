@@ -1,11 +1,13 @@
 """An experiment of several arms: itself, and others that differ from it in a few keys.
 
     look = "pgd-7: FedBN falls, FATBN stands."
+    measure = ["evaluation.threats=['pgd-7']"]
 
     [arms]
     FATBN = ["method=fatbn"]
 
-`hardy run` runs them all and compares them. Everything else reads the experiment alone.
+`hardy run` runs them all, with the overrides of `measure`, and compares them. Everything else reads the experiment
+alone.
 """
 
 import tomllib
@@ -24,6 +26,8 @@ class Arms:
 
     look: str = ""
     """what to look at in the figures, one line"""
+    measure: tuple[str, ...] = ()
+    """key=value overrides of the experiment and all arms, where they run side by side"""
     overrides: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """arm -> its key=value overrides; it names a folder"""
 
@@ -40,17 +44,25 @@ def read_arms(source: str | Path) -> Arms:
         raise HardyError(f"look of {source} is {look!r}; it must be one line of text.")
     if not isinstance(arms, dict) or len(arms) > MOST_ARMS:
         raise HardyError(f'[arms] of {source} must be a table of at most {MOST_ARMS} lines: NAME = ["key=value", ...].')
+    if not _are_words(measure := table.get("measure", [])):
+        raise HardyError(f'measure of {source} is {measure!r}; it must be a list such as ["rounds=5"].')
     for name, overrides in arms.items():
         if not is_arm_name(name):
             raise HardyError(
                 f"arm {name!r} of {source} names a folder: at most 50 letters, digits, spaces and . , + - ( ), and a "
                 "letter or digit first."
             )
-        if not isinstance(overrides, list) or not overrides or not all(isinstance(one, str) for one in overrides):
+        if not _are_words(overrides) or not overrides:
             raise HardyError(f'arm {name} of {source} is {overrides!r}; it must be a list such as ["method=fedavg"].')
-    if look and not arms:
-        raise HardyError(f"look of {source} is printed beside [arms], and there are none. Leave it out.")
-    return Arms(look=look, overrides={name: tuple(overrides) for name, overrides in arms.items()})
+    if (look or measure) and not arms:
+        raise HardyError(f"look and measure of {source} are for its [arms], and there are none. Leave them out.")
+    return Arms(
+        look=look, measure=tuple(measure), overrides={name: tuple(overrides) for name, overrides in arms.items()}
+    )
+
+
+def _are_words(found: object) -> bool:
+    return isinstance(found, list) and all(isinstance(one, str) for one in found)
 
 
 def is_arm_name(name: object) -> bool:
