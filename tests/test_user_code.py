@@ -448,7 +448,9 @@ def test_parts_of_ones_own_are_described(study, monkeypatch, capsys):
 def test_imports_give_parts_their_names(study, tmp_path, monkeypatch):
     monkeypatch.chdir(study)
     words = ["rounds=1", "training.steps=1", "data.limit=20", "engine.device=cpu", "method.objective=focal"]
-    assert main(["run", "demo", *words, "--import", "mine.py", "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    assert (
+        main(["run", "demo", "--alone", *words, "--import", "mine.py", "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    )
     saved = config.read(tmp_path / "run" / "config.toml")
     assert saved.imports == (str(study / "mine.py"),)
     assert hardy.load(tmp_path / "run").engine.plan.method.objective.gamma == 2

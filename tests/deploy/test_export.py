@@ -162,7 +162,7 @@ def test_from_the_command_line(tmp_path, capsys):
     folder = tmp_path / "run"
     words = ["method={name='split_mix',width=0.5}", "model={name='tiny_cnn',width=0.5}", "data.capacity=exponential"]
     quick = ["rounds=1", "training.steps=1", "data.limit=40", "data.capacity={name='groups',widths=[0.5,1]}"]
-    assert main(["run", "demo", *words[:2], *quick, "--out", str(folder), "--device", "cpu", "--quiet"]) == 0
+    assert main(["run", "demo", "--alone", *words[:2], *quick, "--out", str(folder), "--device", "cpu", "--quiet"]) == 0
     assert main(["export", str(folder), "--out", str(tmp_path / "m.onnx")]) == 0
     run = hardy.load(folder)
     x = torch.rand(3, *run.engine.data.shape)

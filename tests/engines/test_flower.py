@@ -12,10 +12,11 @@ import hardy
 from conftest import SHAPE, assert_close, everything, experiment, federation, fit, net, with_momentum
 from hardy import papers
 from hardy.attacks.threats import parse_threat
-from hardy.config import EvaluationChoice, NetworkChoice
+from hardy.config import DataChoice, EvaluationChoice, NetworkChoice
 from hardy.core.partition import Placement, Role
 from hardy.core.server import Cohort
 from hardy.core.training import Training
+from hardy.data.augmentation import crop_flip
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.faults.injection import Faults
@@ -146,6 +147,16 @@ def test_every_method_is_the_same_on_every_engine(method):
     assert one.figures.latest == far.figures.latest
     assert one.figures.lost == far.figures.lost
     assert (one.figures.bytes_up, one.figures.bytes_down) == (far.figures.bytes_up, far.figures.bytes_down)
+
+
+def test_augmented_images_are_the_same_at_the_nodes():
+    method = papers.fedbn()
+    options = {"data": DataChoice(augmentation=crop_flip(padding=2)), "rounds": 2, "training": Training(batch=4)}
+    one = hardy.fit(experiment(**options), method=with_momentum(method), model=net, data=federation(), quiet=True)
+    grid = grid_of(method)
+    far = run_over(grid, method, **options)
+    far.engine.store = nodes_own(grid, far)
+    assert_close(everything(one), everything(far), 1e-9)
 
 
 @pytest.mark.parametrize(

@@ -359,7 +359,8 @@ import resource, sys
 from hardy.cli import main
 import hardy.runs.api, hardy.cli.tables
 resource.setrlimit(resource.{limit}, ({value}, {value}))
-sys.exit(main(["run", "demo", "rounds=1", "data.limit=20", "evaluation.every=1", *{more!r}, "--out", {out!r}]))
+words = ["rounds=1", "data.limit=20", "evaluation.every=1", *{more!r}]
+sys.exit(main(["run", "demo", "--alone", *words, "--out", {out!r}]))
 """
 
 

@@ -7,7 +7,7 @@ import pytest
 from hardy.cli import main
 from hardy.core.json_files import write_sealed
 from hardy.errors import HardyError
-from hardy.runs import loop, sweep
+from hardy.runs import loop, seeds
 from hardy.runs.sweep import grid_settings, random_settings
 
 TINY = ["rounds=2", "model.width=0.25", "training.batch=100", "data.limit=60", "engine.name=sequential", "--quiet"]
@@ -114,7 +114,7 @@ def test_a_sweep_over_seeds_takes_their_mean(tmp_path):
     ],
 )
 def test_mistakes_show_before_anything_runs(tmp_path, monkeypatch, capsys, words, message):
-    monkeypatch.setattr(sweep, "fit", None)
+    monkeypatch.setattr(seeds, "fit", None)
     assert main(["sweep", "demo", *words, "--out", str(tmp_path / "sweep")]) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "sweep").exists()
 

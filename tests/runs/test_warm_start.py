@@ -161,9 +161,9 @@ def test_from_the_command_line(tmp_path, capsys):
     from hardy.cli import main
 
     usual = ["rounds=1", "data.limit=40", "engine.device=cpu", "--quiet"]
-    assert main(["run", "demo", *usual, "--out", str(tmp_path / "a")]) == 0
-    assert main(["run", "demo", *usual, f"init={tmp_path / 'a'}", "--out", str(tmp_path / "b")]) == 0
+    assert main(["run", "demo", "--alone", *usual, "--out", str(tmp_path / "a")]) == 0
+    assert main(["run", "demo", "--alone", *usual, f"init={tmp_path / 'a'}", "--out", str(tmp_path / "b")]) == 0
     losses = [json.loads((tmp_path / name / "metrics.jsonl").read_text())["loss"] for name in "ab"]
     assert losses[1] != losses[0] and f'init = "{tmp_path / "a"}"' in (tmp_path / "b" / "config.toml").read_text()
-    assert main(["run", "demo", *usual, "init_head=false", "--out", str(tmp_path / "c")]) == 2
+    assert main(["run", "demo", "--alone", *usual, "init_head=false", "--out", str(tmp_path / "c")]) == 2
     assert "init_head is false, but there is no init" in capsys.readouterr().err

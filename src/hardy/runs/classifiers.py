@@ -106,7 +106,8 @@ def _measured(
         if threat.attack not in done:
             logits, stages = clean, {}
             for stage, attack in threat.attack.stages():
-                logits = _attacked(forward, attack, rows, logits, random.fold(key, threat.name, stage))
+                at = random.fold(key, threat.name, stage)
+                logits = _attacked(forward, attack, rows, logits, at, ensemble=bool(stage))
                 stages[stage] = _figures(logits, rows.y)["mean"]
             words = {"stages": stages, "notes": _notes(threat.attack, classes)}
             done[threat.attack] = logits, {**_figures(logits, rows.y), **words}
@@ -130,12 +131,16 @@ def _answers(forward: Forward, x: Tensor) -> Tensor:
     return torch.cat([forward(x[at : at + _IMAGES]) for at in range(0, len(x), _IMAGES)])
 
 
-def _attacked(forward: Forward, attack: Attack, rows: LabelledInputs, before: Tensor, key: Tensor) -> Tensor:
+def _attacked(
+    forward: Forward, attack: Attack, rows: LabelledInputs, before: Tensor, key: Tensor, *, ensemble: bool
+) -> Tensor:
     """The logits after an attack on the rows that were still classified rightly; the others keep theirs. An attack on
-    all images together is judged on all."""
+    all images together is judged on all, unless it is a stage of an ensemble."""
+    standing = before.argmax(1) == rows.y
     if attack.joint:
-        return _answers(forward, attack.perturb(forward, rows.x, rows.y, key))
-    upright, size = (before.argmax(1) == rows.y).nonzero()[:, 0], max(1, _IMAGES // attack.points)
+        answers = _answers(forward, attack.perturb(forward, rows.x, rows.y, key))
+        return torch.where(standing[:, None], answers, before) if ensemble else answers
+    upright, size = standing.nonzero()[:, 0], max(1, _IMAGES // attack.points)
     after = before.clone()
     for start in range(0, len(upright), size):
         index = upright[start : start + size]

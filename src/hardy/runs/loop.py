@@ -266,7 +266,7 @@ def _measure_finished(run: Run, saving: _Saving | None, *, quiet: bool) -> None:
             evaluate_settings(run, robustness=choice.robustness, threats=threats, quiet=quiet, report=False)
     missing = [name for threat in choice.threats if not _known(run, name := parse_threat(threat).name)]
     if missing and run.local:
-        result = evaluate_run(run, missing, quiet=quiet, report=False)
+        result = evaluate_run(run, missing, checks=choice.checks, quiet=quiet, report=False)
         run.robust |= published(result)
         run.robust_metrics |= published_metrics(result)
     elif missing:

@@ -60,6 +60,23 @@ def resume_seeds(
         write_seeds_summary(folder)
 
 
+def run_or_resume(
+    folder: Path, seeds: int, *, data_folder: Path | str | None, quiet: bool, remark: Callable[[str], None]
+) -> None:
+    """Runs the experiment.toml of a folder there, with one seed or several, or goes on with what was begun."""
+    if seeds == 1 and (folder / "config.toml").exists():
+        resume(folder, data_folder=data_folder, quiet=quiet, remark=remark)
+        return
+    chosen = config.read(folder / "experiment.toml", allow=RUN_FOLDER)
+    if seeds == 1:
+        fit(chosen, out=folder, data_folder=data_folder, quiet=quiet)
+        return
+    if not seed_folders(folder):
+        start_seeds(chosen, folder, seeds)
+    for _ in resume_seeds(folder, data_folder=data_folder, quiet=quiet, remark=remark):
+        pass
+
+
 def finished_seeds(folder: Path) -> list[Path]:
     """The run folders of a folder of seeds, all of them finished; none for the folder of one run."""
     found = seed_folders(folder)

@@ -23,9 +23,8 @@ from hardy.core.files import disk, write_atomic
 from hardy.core.json_files import read_sealed, write_sealed
 from hardy.errors import HardyError
 from hardy.report.stored_run import number, read_run, seed_folders
-from hardy.runs.api import fit, resume
 from hardy.runs.folder import locked
-from hardy.runs.seeds import resume_seeds, start_seeds
+from hardy.runs.seeds import run_or_resume
 from hardy.user_code import RUN_FOLDER
 
 _MOST = 1000
@@ -167,8 +166,9 @@ def resume_sweep(
             if "validation_accuracy" not in row:
                 row.pop("failed", None)
                 try:
-                    _train(folder, row, record["seeds"], data_folder, quiet, remark)
-                    row |= _figures(folder / row["folder"])
+                    where = folder / row["folder"]
+                    run_or_resume(where, record["seeds"], data_folder=data_folder, quiet=quiet, remark=remark)
+                    row |= _figures(where)
                 except (HardyError, MemoryError, OutOfMemoryError) as error:
                     row["failed"] = str(error)
                 _write(folder, record)
@@ -179,27 +179,6 @@ def resume_sweep(
         best = ranked[0]
         record["chosen"] = {**best, "test_accuracy": _figures(folder / best["folder"], test=True)["test_accuracy"]}
         _write(folder, record)
-
-
-def _train(
-    folder: Path,
-    row: dict[str, Any],
-    seeds: int,
-    data_folder: Path | str | None,
-    quiet: bool,
-    remark: Callable[[str], None],
-) -> None:
-    where = folder / row["folder"]
-    chosen = config.read(where / "experiment.toml", allow=RUN_FOLDER)
-    if seeds > 1:
-        if not seed_folders(where):
-            start_seeds(chosen, where, seeds)
-        for _ in resume_seeds(where, data_folder=data_folder, quiet=quiet, remark=remark):
-            pass
-    elif (where / "config.toml").exists():
-        resume(where, data_folder=data_folder, quiet=quiet, remark=remark)
-    else:
-        fit(chosen, out=where, data_folder=data_folder, quiet=quiet)
 
 
 def _figures(where: Path, *, test: bool = False) -> dict[str, float]:
