@@ -9,7 +9,7 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,15 +24,17 @@ from hardy.core.protocols import Objective
 from hardy.core.tensors import Tensors
 from hardy.engines.base import Engine
 from hardy.engines.lane import Lane
-from hardy.models.stacked import vectorising
+from hardy.models.stacked import vectorising, why_not_fused
 
 
-def vmap(function: Callable[..., Any], in_dims: tuple[Any, ...]) -> Callable[..., Any]:
+def vmap(
+    function: Callable[..., Any], in_dims: tuple[Any, ...], manner: Literal["many", "fused"] = "many"
+) -> Callable[..., Any]:
     """torch.vmap, with layers told of it."""
     mapped = torch.vmap(function, in_dims)
 
     def run(*arguments: Any) -> Any:
-        with vectorising():
+        with vectorising(manner):
             return mapped(*arguments)
 
     return run
@@ -87,6 +89,11 @@ class Vectorised(Engine):
         self._expected: tuple[int, list[Slot], list[_Task]] | None = None
         self._streams: list[torch.cuda.Stream] = []
         """for lanes side by side"""
+
+    @property
+    def manner(self) -> Literal["many", "fused"]:
+        """How layers run."""
+        return "fused" if self.kernels and self.device.type == "cuda" and not why_not_fused(self.device) else "many"
 
     @property
     def fixed(self) -> bool:
@@ -187,7 +194,7 @@ class Vectorised(Engine):
 
         def look(received: Tensors, state: ClientState, rows: Tensor, key: Tensor, rate: Tensor, opening: bool) -> Any:
             own, dims = _opening(received, state) if opening else (state, 0)
-            many = vmap(one, (None if one_base else 0, dims, 0, 0, None))
+            many = vmap(one, (None if one_base else 0, dims, 0, 0, None), self.manner)
             with self.arithmetic():
                 return many(received, own, self.batch(rows), key, rate)
 
@@ -254,7 +261,7 @@ class Vectorised(Engine):
 
     def map(self, function: Callable[..., Any], common: Any, *rows: Any) -> Any:
         with self.arithmetic(training=False):
-            return vmap(function, (None, *(0 for _ in rows)))(common, *rows)
+            return vmap(function, (None, *(0 for _ in rows)), self.manner)(common, *rows)
 
 
 def _schedule(batches: list[list[Rows]]) -> list[tuple[int, list[int], Rows]]:

@@ -1,126 +1,230 @@
-"""Layers that run well for many slots at once, where vmap alone would copy or fall back to slow kernels."""
+"""Layers that run well for many slots at once, where vmap alone would copy or fall back to slow kernels.
 
-from collections.abc import Iterator
+`in_turn(x, *layers)` runs layers one after the other. For many slots on a GPU, runs of a convolution, a norm, a max
+pooling and a ReLU become one kernel or two (`hardy.kernels`), and activations lie with channels last in between. All
+else, and all of it elsewhere, is torch's own.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from itertools import product
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.grad import conv2d_input, conv2d_weight
 
-_vectorising: ContextVar[bool] = ContextVar("hardy_vectorising", default=False)
+from hardy.core.layers import BatchNorm, Call, CountedStatistics, Statistics, current
+
+_LOG = logging.getLogger("hardy")
+Manner = Literal["one", "many", "fused"]
+"""how layers run: for one slot; for many; for many with the fused kernels where they can"""
+_manner: ContextVar[Manner] = ContextVar("hardy_manner", default="one")
 
 
 @contextmanager
-def vectorising() -> Iterator[None]:
+def vectorising(manner: Manner = "many") -> Iterator[None]:
     """Tells the layers inside that they run for many slots at once."""
-    token = _vectorising.set(True)
+    token = _manner.set(manner)
     try:
         yield
     finally:
-        _vectorising.reset(token)
+        _manner.reset(token)
 
 
-class _Convolve(torch.autograd.Function):
-    """A convolution of stride 1 whose gradients vectorise.
-
-    vmap makes grouped convolutions of many clients' layers. cuDNN's own kernels for their input gradient are slow,
-    while adversarial training asks for little else: it is a convolution again, with the kernel turned round. For images
-    of few channels all its kernels are slow, and both gradients are plain products with their windows, which are small.
-    A kernel of one pixel is a product throughout.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, padding: int) -> Tensor:
-        if weight.shape[-1] == 1:
-            return _unfolded(weight.flatten(1) @ x.flatten(2), x.shape)
-        if odd := -x.shape[1] % 4:  # channels of nothing: with three, the matrix units would stand idle
-            x, weight = F.pad(x, (0, 0, 0, 0, 0, odd)), F.pad(weight, (0, 0, 0, 0, 0, odd))
-        return F.conv2d(x, weight, None, 1, padding)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
-        x, weight, ctx.padding = inputs
-        ctx.save_for_backward(x, weight)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
-        to_x = to_weight = None
-        if ctx.needs_input_grad[0]:
-            to_x = _to_x(x.shape, weight, gradient, ctx.padding)
-        if ctx.needs_input_grad[1]:
-            to_weight = _to_weight(x, weight.shape, gradient, ctx.padding)
-        return to_x, to_weight, None
+@cache
+def why_not_fused(device: torch.device) -> str:
+    """What keeps the fused kernels from running on a device; empty: nothing. Said once, in a warning."""
+    why = ""
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        why = f"{torch.cuda.get_device_name(device)} is older than they are made for (compute capability 8.0)"
+    else:
+        try:
+            import triton  # noqa: F401
+        except ImportError:
+            why = "triton is not installed"
+    if why:
+        _LOG.warning("Layers of many clients run without fused kernels, which is slower: %s.", why)
+    return why
 
 
-_FEW = 4
-"""channels"""
+def _fusing(x: Tensor) -> bool:
+    return _manner.get() == "fused" and x.dtype is not torch.float64
 
 
-def _to_x(shape: torch.Size, weight: Tensor, gradient: Tensor, padding: int) -> Tensor:
-    size = weight.shape[-1]
-    if size == 1:
-        return _unfolded(weight.flatten(1).T @ gradient.flatten(2), shape)
-    if shape[1] <= _FEW:
-        windows = torch.bmm(weight.flatten(1).T.expand(len(gradient), -1, -1), gradient.flatten(2))
-        return F.fold(windows, shape[2:], size, padding=padding)
-    if _one_for_all(weight):
-        plain: Tensor = conv2d_input(shape, weight, gradient, 1, padding)  # type: ignore[no-untyped-call]
-        return plain
-    return _convolve(gradient, weight.flip(2, 3).transpose(0, 1), size - 1 - padding)
+class Sequential(nn.Sequential):
+    """nn.Sequential whose layers run in turn as `in_turn` runs them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return in_turn(x, *self)
 
 
-def _unfolded(pixels: Tensor, shape: torch.Size) -> Tensor:
-    return pixels.view(*pixels.shape[:2], *shape[2:])
+def in_turn(x: Tensor, *layers: nn.Module) -> Tensor:
+    """The layers one after the other."""
+    if not _fusing(x):
+        for layer in layers:
+            x = layer(x)
+        return x
+    for run in _runs(_leaves(layers)):
+        x = run.fused(x) if x.dim() == 4 else run.plain(x)
+    return x
 
 
-def _one_for_all(weight: Tensor) -> bool:
-    """Whether all slots that vmap runs over share these weights, as in their first step of a round."""
-    inside = torch._C._functorch
-    while inside.is_functorch_wrapped_tensor(weight):
-        if inside.is_batchedtensor(weight):
-            return False
-        weight = inside.get_unwrapped(weight)
+def _leaves(layers: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    for layer in layers:
+        if type(layer) in (Sequential, nn.Sequential) and not _hooked(layer):
+            yield from _leaves(cast(nn.Sequential, layer))
+        elif type(layer) is not nn.Identity:
+            yield layer
+
+
+def _hooked(layer: nn.Module) -> bool:
+    """Whether somebody waits for what goes in or out."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
+
+
+class _Run(NamedTuple):
+    """Layers that are one block: [convolution] [norm] and, in any order, [max pooling] [ReLU]. Or one other layer."""
+
+    layers: list[nn.Module]
+    convolution: nn.Conv2d | None = None
+    norm: BatchNorm | None = None
+    pool: nn.MaxPool2d | None = None
+    relu: bool = False
+
+    def plain(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = nn.Conv2d.forward(layer, x) if layer is self.convolution else layer(x)
+        return x
+
+    def fused(self, x: Tensor) -> Tensor:
+        call = current()
+        calls = call.parts or (call,)
+        if self.norm and all(one.statistics == "batch" for one in calls):
+            return self._by_batch(x, calls) if _keeps_batches(self.norm, calls) else self._apart(x)
+        if self.norm and (len(calls) > 1 or call.statistics != "running"):
+            return self._apart(x)
+        lines = self.norm.line(call) if self.norm else (None, None)
+        if lines[0] is not None and lines[0].dim() > 1:  # a line for each image
+            return self._apart(x)
+        return self._by_line(x, *lines)
+
+    def _apart(self, x: Tensor) -> Tensor:
+        """The convolution fused, all after it by itself."""
+        if self.convolution is None:
+            return self.plain(x)
+        z = _Run([self.convolution], self.convolution).fused(x)
+        return _Run(self.layers[1:]).plain(z)
+
+    def _by_line(self, x: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
+        """With running statistics, or none: a norm is a line."""
+        from hardy.kernels import functions
+
+        after = functions.Following(_window(self.pool), self.relu)
+        scale, shift = (None if line is None else line[None] for line in (scale, shift))
+        if self.convolution is None:
+            if len(self.layers) == 1 and self.pool is None:
+                return self.plain(x)
+            return functions.pool(x[None], scale, shift, after)[0]
+        weight, how = _product(self.convolution)
+        bias = None if self.convolution.bias is None else self.convolution.bias[None]
+        if bias is not None:
+            shift = bias if scale is None or shift is None else shift + bias * scale
+        return functions.serve(x[None], weight[None], scale, shift, how, after, _precision())[0]
+
+    def _by_batch(self, x: Tensor, calls: Sequence[Call]) -> Tensor:
+        """With statistics of the batch, of each part of it by itself. A bias before it changes the mean alone."""
+        from hardy.kernels import functions
+
+        assert self.norm is not None
+        z, bias = x, None
+        if self.convolution is not None:
+            weight, how = _product(self.convolution)
+            z, bias = functions.convolve(x[None], weight[None], how, _precision())[0], self.convolution.bias
+        kept, affine = zip(*(self.norm.branch(call.branch) for call in calls), strict=True)
+        out, mean, var = functions.settle(
+            z.unflatten(0, (len(calls), -1)),
+            torch.stack([one.weight for one in affine]),
+            torch.stack([one.bias for one in affine]),
+            self.norm.eps,
+            functions.Following(_window(self.pool), self.relu),
+        )
+        count = z.numel() // z.shape[1] // len(calls)
+        for part, (statistics, call) in enumerate(zip(kept, calls, strict=True)):
+            middle = mean[part] if bias is None else mean[part] + bias.detach()
+            statistics.follow(middle, var[part] * (count / max(1, count - 1)))
+            statistics.blur(call)
+        return out.flatten(0, 1)
+
+
+def _runs(layers: Iterable[nn.Module]) -> Iterator[_Run]:
+    """The blocks of layers in turn."""
+    waiting = list(layers)[::-1]
+
+    def take(kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> Any:
+        fits = waiting and type(waiting[-1]) in (kind if isinstance(kind, tuple) else (kind,))
+        return waiting.pop() if fits and not _hooked(waiting[-1]) and _plain(waiting[-1]) else None
+
+    while waiting:
+        parts = [take((Conv2d, nn.Conv2d)), take(BatchNorm)]
+        after = [take((MaxPool2d, nn.MaxPool2d)), take(nn.ReLU)] if (first := take(nn.ReLU)) is None else [first]
+        if first is not None:
+            after.append(take((MaxPool2d, nn.MaxPool2d)))
+        found = [layer for layer in (*parts, *after) if layer is not None]
+        if not found:
+            yield _Run([waiting.pop()])
+            continue
+        pool = next((layer for layer in after if isinstance(layer, nn.MaxPool2d)), None)
+        yield _Run(found, *parts, pool, any(isinstance(layer, nn.ReLU) for layer in after))
+
+
+def _plain(layer: nn.Module) -> bool:
+    """Whether the kernels can do what a layer is set to do."""
+    if isinstance(layer, nn.Conv2d):
+        size, padding, stride = layer.kernel_size[0], layer.padding[0], layer.stride[0]
+        same = layer.kernel_size == (size, size) and layer.padding == (padding, padding)
+        usual = layer.dilation == (1, 1) and layer.groups == 1 and layer.padding_mode == "zeros"
+        return usual and same and layer.stride == (stride, stride) and isinstance(padding, int) and padding < size
+    if isinstance(layer, nn.MaxPool2d):
+        numbers = (layer.kernel_size, layer.stride, layer.padding)
+        return layer.dilation == 1 and not layer.return_indices and all(isinstance(n, int) for n in numbers)
     return True
 
 
-def _to_weight(x: Tensor, shape: torch.Size, gradient: Tensor, padding: int) -> Tensor:
-    size = shape[-1]
-    if size == 1:
-        return (gradient.flatten(2) @ x.flatten(2).transpose(1, 2)).sum(0).view(shape)
-    if shape[1] > _FEW:
-        wide: Tensor = conv2d_weight(x, shape, gradient, 1, padding)  # type: ignore[no-untyped-call]
-        return wide
-    windows = F.pad(x, (padding,) * 4).unfold(2, size, 1).unfold(3, size, 1).permute(0, 2, 3, 1, 4, 5)
-    images = gradient.flatten(2) @ windows.reshape(len(x), -1, shape[1:].numel())  # one a product: they run abreast
-    return images.sum(0).view(shape)
+def _keeps_batches(norm: BatchNorm, calls: Sequence[Call]) -> bool:
+    """Whether a norm takes its statistics from the batch as it is, as an ordinary one does."""
+    kinds = {type(norm.branch(call.branch)[0]) for call in calls}
+    return norm.gain == 1.0 and kinds <= {Statistics, CountedStatistics}
 
 
-def _convolve(x: Tensor, weight: Tensor, padding: int) -> Tensor:
-    out: Tensor = _Convolve.apply(x, weight, padding)  # type: ignore[no-untyped-call]
-    return out
+def _window(pool: nn.MaxPool2d | None) -> Any:
+    from hardy.kernels.pooling import Window
+
+    return Window() if pool is None else Window(pool.kernel_size, pool.stride, pool.padding, pool.ceil_mode)  # type: ignore[arg-type]
+
+
+def _product(convolution: nn.Conv2d) -> tuple[Tensor, Any]:
+    """Weights as the kernels read them, and the window."""
+    from hardy.kernels.convolution import Geometry
+
+    weight = convolution.weight
+    if torch.is_autocast_enabled("cuda"):
+        weight = weight.to(torch.get_autocast_dtype("cuda"))
+    weight = weight.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
+    return weight, Geometry(*convolution.kernel_size, convolution.stride[0], int(convolution.padding[0]))
+
+
+def _precision() -> str:
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
 class Conv2d(nn.Conv2d):
-    """nn.Conv2d that vectorises well on a GPU, where its stride is 1."""
+    """nn.Conv2d that runs by the fused kernels."""
 
     def forward(self, x: Tensor) -> Tensor:
-        size, padding = self.kernel_size[0], self.padding[0]
-        plain = self.stride == (1, 1) and self.dilation == (1, 1) and self.groups == 1
-        square = self.kernel_size == (size, size) and self.padding == (padding, padding)
-        if not (_vectorising.get() and x.is_cuda and plain and square and isinstance(padding, int) and padding < size):
-            return super().forward(x)
-        weight = self.weight
-        if torch.is_autocast_enabled("cuda"):
-            x, weight = (t.to(torch.get_autocast_dtype("cuda")) for t in (x, weight))
-        out = _convolve(x, weight, padding)
-        return out if self.bias is None else out + self.bias.view(-1, 1, 1).to(out.dtype)
+        return in_turn(x, self) if _fusing(x) and x.dim() == 4 else super().forward(x)
 
 
 class Pooling(NamedTuple):
@@ -219,7 +323,9 @@ class MaxPool2d(nn.MaxPool2d):
 
     def forward(self, x: Tensor) -> Tensor:
         how = Pooling(self.kernel_size, self.stride, self.padding, self.ceil_mode)
-        if not _vectorising.get() or self.dilation != 1:
+        if _fusing(x) and x.dim() == 4:
+            return in_turn(x, self)
+        if _manner.get() == "one" or self.dilation != 1:
             return cast(Tensor, super().forward(x))
         out, _ = cast(tuple[Tensor, Tensor], _Pool.apply(x, how))  # type: ignore[no-untyped-call]
         return out

@@ -1,0 +1,136 @@
+"""Training steps with the fused kernels and without them: python benchmarks/kernels.py OUT.json [--smoke] [--quick]
+
+1. Every kernel against float64 on random shapes, in float32, TF32 and bfloat16.
+2. Standard and adversarial steps (PGD-7, then clean and attacked loss) of the digits CNN, 50 clients, batch 32, with
+   `engine.kernels` true and false in the same process; 200 clients; other networks.
+3. Where the time of a step goes, kernel by kernel.
+
+`--quick` leaves out all but the 50 clients.
+"""
+
+import gc
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+from engines import CUDA, SMOKE, digits, federation, milliseconds, output, provenance, train_only, work_of
+from torch.nn import functional as F
+
+import hardy
+from hardy.attacks.gradient import pgd
+from hardy.core.training import Training
+from hardy.engines import EngineChoice
+from hardy.models import fbn_cnn, nin, preresnet18, small_cnn
+from hardy.runs.prepare import prepare
+
+QUICK = "--quick" in sys.argv
+if QUICK:
+    sys.argv.remove("--quick")
+
+
+def relative(found, wanted) -> float:
+    return float((found.double() - wanted).norm() / wanted.norm())
+
+
+def agreement(cases) -> list[dict]:
+    """Relative errors of convolutions and their gradients."""
+    from hardy.kernels import convolution
+
+    rows = []
+    generator = torch.Generator("cuda").manual_seed(0)
+    for slots, images, entering, leaving, side, kernel, stride, padding in cases:
+        draw = partial(torch.randn, generator=generator, device="cuda")
+        x, w = draw(slots, images, entering, side, side), draw(slots, leaving, entering, kernel, kernel)
+        how = convolution.Geometry(kernel, kernel, stride, padding)
+        for dtype, precision in ((torch.float32, "ieee"), (torch.float32, "tf32"), (torch.bfloat16, "tf32")):
+            a, b = x.to(dtype), w.to(dtype)
+            double, turned = a.double().requires_grad_(), b.double().requires_grad_()
+            wanted = torch.stack([F.conv2d(i, k, None, stride, padding) for i, k in zip(double, turned, strict=True)])
+            slope = torch.randn_like(wanted).to(dtype)
+            to_x, to_w = torch.autograd.grad(wanted, (double, turned), slope.double())
+            errors = {
+                "forward": relative(convolution.convolve(a, b, how, precision=precision)[0], wanted.detach()),
+                "to_input": relative(convolution.to_input(slope, b, how, (side, side), precision), to_x),
+                "to_weight": relative(convolution.to_weight(a, slope, how, precision), to_w),
+            }
+            limit = {"ieee": 1e-5, "tf32": 1e-3}[precision] if dtype is torch.float32 else 1e-2
+            assert all(error < limit for error in errors.values()), (how, entering, leaving, dtype, precision, errors)
+            rows.append({"how": list(how), "shape": list(x.shape), "leaving": leaving, "dtype": str(dtype), **errors})
+    return rows
+
+
+def step(model, data, method, precision, kernels, steps=4, repeats=10, batch=32):
+    """Milliseconds of a step, in a round of a few."""
+    choice = EngineChoice(name="vectorised", precision=precision, kernels=kernels)
+    training = Training(batch=batch, steps=steps)
+    run = prepare(hardy.Experiment(training=training, engine=choice), method=method, model=model, data=data)
+    work = work_of(run)
+    took = milliseconds(partial(train_only, run, work), repeats, warm=3) / steps
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    profile = whereabouts(run, work) if kernels and precision == "bfloat16" else None
+    del run
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return took, peak, profile
+
+
+def whereabouts(run, work, most=40) -> list[dict]:
+    """Milliseconds and launches by kernel in a round."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        train_only(run, work)
+        torch.cuda.synchronize()
+    events = sorted(seen.key_averages(), key=lambda e: -e.device_time_total)
+    return [{"kernel": e.key[:90], "ms": e.device_time_total / 1e3, "launches": e.count} for e in events[:most]]
+
+
+def main(out: Path) -> None:
+    result = provenance()
+    if not CUDA:
+        print("no GPU: nothing to measure")
+        return
+    result["agreement"] = agreement(
+        [(3, 4, 3, 64, 28, 5, 1, 2), (3, 4, 64, 64, 14, 5, 1, 2), (2, 3, 96, 196, 9, 3, 1, 1), (2, 3, 64, 80, 16, 3, 2, 1)]
+    )
+    print("kernels agree", flush=True)
+    clients = 50
+    data = federation(clients, 128)
+    at = {"standard": hardy.papers.fedbn(), "adversarial": hardy.papers.fatbn(attack=pgd(steps=7))}
+    result["steps"] = []
+    for precision in ("bfloat16", "tf32"):
+        for name, method in at.items():
+            for kernels in (True, False):
+                took, peak, profile = step(digits, data, method, precision, kernels)
+                row = {"step": name, "precision": precision, "kernels": kernels, "ms": took, "peak_GiB": peak}
+                print(row, flush=True)
+                for line in profile or ():
+                    print("   ", f"{line['ms']:8.2f} ms {line['launches']:5d}  {line['kernel']}")
+                result["steps"].append({**row, "profile": profile})
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    if QUICK:
+        return
+    data = federation(200, 128)
+    result["clients_200"] = [
+        {"kernels": k, "ms": step(digits, data, at["adversarial"], "bfloat16", k, repeats=3)[0]} for k in (True, False)
+    ]
+    print(result["clients_200"], flush=True)
+    nets = {"small_cnn": small_cnn, "nin": nin, "preresnet18": preresnet18, "fbn_cnn": fbn_cnn}
+    data = federation(10, 128, (3, 32, 32))
+    result["networks"] = []
+    for name, net in nets.items():
+        for kind, method in at.items():
+            times = {}
+            for k in (True, False):
+                made = (lambda norm, net=net: net(norm=norm))
+                times[k] = step(made, data, method, "bfloat16", k, repeats=3)[0]
+            result["networks"].append({"network": name, "step": kind, "fused_ms": times[True], "before_ms": times[False]})
+            print(result["networks"][-1], flush=True)
+            out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(output(__doc__))
