@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from engines import CUDA, SMOKE, digits, federation, milliseconds, output, provenance, train_only, work_of
 from torch.nn import functional as F
 
 import hardy
+from engines import CUDA, digits, federation, milliseconds, output, provenance, train_only, work_of
 from hardy.attacks.gradient import pgd
 from hardy.core.training import Training
 from hardy.engines import EngineChoice
@@ -94,7 +94,12 @@ def main(out: Path) -> None:
         print("no GPU: nothing to measure")
         return
     result["agreement"] = agreement(
-        [(3, 4, 3, 64, 28, 5, 1, 2), (3, 4, 64, 64, 14, 5, 1, 2), (2, 3, 96, 196, 9, 3, 1, 1), (2, 3, 64, 80, 16, 3, 2, 1)]
+        [
+            (3, 4, 3, 64, 28, 5, 1, 2),
+            (3, 4, 64, 64, 14, 5, 1, 2),
+            (2, 3, 96, 196, 9, 3, 1, 1),
+            (2, 3, 64, 80, 16, 3, 2, 1),
+        ]
     )
     print("kernels agree", flush=True)
     clients = 50
@@ -125,9 +130,11 @@ def main(out: Path) -> None:
         for kind, method in at.items():
             times = {}
             for k in (True, False):
-                made = (lambda norm, net=net: net(norm=norm))
+                made = lambda norm, net=net: net(norm=norm)
                 times[k] = step(made, data, method, "bfloat16", k, repeats=3)[0]
-            result["networks"].append({"network": name, "step": kind, "fused_ms": times[True], "before_ms": times[False]})
+            result["networks"].append(
+                {"network": name, "step": kind, "fused_ms": times[True], "before_ms": times[False]}
+            )
             print(result["networks"][-1], flush=True)
             out.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -75,11 +75,11 @@ def _look(  # type: ignore[no-untyped-def]
         inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
     pixel = image + row * row_x + column * column_x
     if FEW:
-        return tl.load(
-            x + pixel + channel[None, :] * channel_x, mask=inside & there[:, None] & known[None, :], other=0.0
-        )
-    inside = inside & there
-    return tl.load(x + pixel[:, None] + channel[None, :] * channel_x, mask=inside[:, None] & known[None, :], other=0.0)
+        seen = inside & there[:, None] & known[None, :]
+    else:
+        seen = (inside & there)[:, None] & known[None, :]
+        pixel = pixel[:, None]
+    return tl.load(x + pixel + channel[None, :] * channel_x, mask=seen, other=0.0)
 
 
 @triton.jit
@@ -92,7 +92,7 @@ def _aligned(acc, line, SCALED: tl.constexpr, SHIFTED: tl.constexpr, scale):  # 
 
 
 @triton.jit
-def _convolution(  # type: ignore[no-untyped-def]
+def _convolution(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     x, w, out, code, scale, shift,
     slot_x, image_x, row_x, column_x, channel_x,
     slot_w, tap_w, in_w, out_w,
@@ -209,7 +209,6 @@ def _to_weight(  # type: ignore[no-untyped-def]
     else:
         tap, channel = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS * BM + tl.arange(0, BM)
         known = channel < CI
-        flat = tap * CI + channel
     kh, kw, kept = tap // KW, tap % KW, leaving < CO
     x += slot * slot_x
     g += slot * slot_g
@@ -230,7 +229,8 @@ def _to_weight(  # type: ignore[no-untyped-def]
             STRIDE, PAD, False, FEW,
         ).to(b.dtype)  # fmt: skip
         acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION)
-    at = (split.to(tl.int64) * slots + slot) * KH * KW * CI * CO + flat[:, None] * CO + leaving[None, :]
+    out += (split.to(tl.int64) * slots + slot) * KH * KW * CI * CO
+    at = leaving[None, :] * (CI * KH * KW) + (channel * (KH * KW) + tap)[:, None]
     tl.store(out + at, acc, mask=known[:, None] & kept[None, :])
 
 
@@ -277,7 +277,7 @@ def _to_few(gradient: Tensor, weight: Tensor, how: Geometry, sides: tuple[int, i
 
 def to_weight(x: Tensor, gradient: Tensor, how: Geometry, precision: str = "tf32") -> Tensor:
     """The gradient to the weights, [S, CO, CI, kh, kw], in float32."""
-    slots, images, entering, height, width = x.shape
+    _, images, entering, height, width = x.shape
     leaving, rows, columns = gradient.shape[2:]
     few, pixels = entering < FEW, images * rows * columns
     span = _span(pixels, few=few)
@@ -287,7 +287,7 @@ def to_weight(x: Tensor, gradient: Tensor, how: Geometry, precision: str = "tf32
 
     def on(x: Tensor, gradient: Tensor) -> Callable[[Tiles], Tensor]:
         slots = len(x)
-        out = x.new_empty(splits, slots, taps, entering, leaving, dtype=torch.float32)
+        out = x.new_empty(splits, slots, leaving, entering, how.height, how.width, dtype=torch.float32)
 
         def run(tiles: Tiles) -> Tensor:
             blocks = triton.cdiv(taps * entering, tiles.rows) if few else taps * triton.cdiv(entering, tiles.rows)
@@ -310,8 +310,7 @@ def to_weight(x: Tensor, gradient: Tensor, how: Geometry, precision: str = "tf32
     ]
     shape = (how, images, entering, height, width, leaving, str(x.dtype), str(gradient.dtype), precision, _lying(x))
     out = on(x, gradient)(choose("to_weight", shape, kinds, lambda: on(_many(x), _many(gradient)), x.device))
-    summed = out[0] if splits == 1 else out.sum(0)
-    return summed.view(slots, how.height, how.width, entering, leaving).permute(0, 4, 3, 1, 2)
+    return out[0] if splits == 1 else out.sum(0)
 
 
 def _span(pixels: int, *, few: bool) -> int:

@@ -17,7 +17,7 @@ from hardy.kernels.pooling import Window
 
 
 def _fold(info: Any, in_dims: tuple[Any, ...], tensors: tuple[Any, ...]) -> list[Any]:
-    """[S, ...] and an axis of B that vmap maps over -> [B * S, ...]; what is mapped over no axis is the same for all."""
+    """[S, ...] and an axis of B that vmap maps over -> [B * S, ...]; without such an axis, the same for all."""
     folded = []
     for tensor, dim in zip(tensors, in_dims, strict=False):
         if not isinstance(tensor, Tensor):
@@ -51,44 +51,47 @@ def _once(ctx: Any, *_: Any) -> Any:
 
 
 class _Convolution(torch.autograd.Function):
-    """x [S, N, CI, H, W], weight [S, CO, CI, kh, kw] -> [S, N, CO, H', W']."""
+    """x [S, N, CI, H, W], weight [S, CO, CI, kh, kw] -> [S, N, CO, H', W']. `half` is the weight as the product reads
+    it: rounded, with channels last; the gradient goes to the weight itself. So it is in all functions here."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, how: Geometry, precision: str) -> Tensor:
-        return convolution.convolve(x, weight, how, precision=precision)[0]
+    def forward(x: Tensor, weight: Tensor, half: Tensor, how: Geometry, precision: str) -> Tensor:
+        return convolution.convolve(x, half, how, precision=precision)[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, ctx.how, ctx.precision = inputs
-        ctx.save_for_backward(x, weight)
+        x, weight, half, ctx.how, ctx.precision = inputs
+        ctx.save_for_backward(x, weight, half)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        return *_gradients(ctx, x, weight, gradient), None, None
+        x, weight, half = ctx.saved_tensors
+        return *_gradients(ctx, x, weight, half, gradient), None, None, None
 
 
 class _ToInput(torch.autograd.Function):
     """gradient [S, N, CO, H', W'], weight -> the gradient to the input, [S, N, CI, H, W]."""
 
     @staticmethod
-    def forward(gradient: Tensor, weight: Tensor, how: Geometry, sides: tuple[int, int], precision: str) -> Tensor:
-        return convolution.to_input(gradient, weight, how, sides, precision)
+    def forward(
+        gradient: Tensor, weight: Tensor, half: Tensor, how: Geometry, sides: tuple[int, int], precision: str
+    ) -> Tensor:
+        return convolution.to_input(gradient, half, how, sides, precision)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        gradient, weight, ctx.how, _, ctx.precision = inputs
-        ctx.save_for_backward(gradient, weight)
+        gradient, weight, half, ctx.how, _, ctx.precision = inputs
+        ctx.save_for_backward(gradient, weight, half)
 
     @staticmethod
     def backward(ctx: Any, again: Tensor) -> tuple[Tensor | None, ...]:
-        gradient, weight = ctx.saved_tensors
+        gradient, weight, half = ctx.saved_tensors
         to_gradient = to_weight = None
         if ctx.needs_input_grad[0]:
-            to_gradient = convolve(again, weight, ctx.how, ctx.precision)
+            to_gradient = convolve(again, weight, half, ctx.how, ctx.precision)
         if ctx.needs_input_grad[1]:
             to_weight = _weight_gradient(again, gradient, weight, ctx)
-        return to_gradient, to_weight, None, None, None
+        return to_gradient, to_weight, None, None, None, None
 
 
 class _ToWeight(torch.autograd.Function):
@@ -108,20 +111,28 @@ class _ToWeight(torch.autograd.Function):
         x, gradient = ctx.saved_tensors
         again, to_x, to_gradient = again.to(gradient.dtype), None, None
         if ctx.needs_input_grad[0]:
-            to_x = _ToInput.apply(gradient, again, ctx.how, tuple(x.shape[3:]), ctx.precision).to(x.dtype)  # type: ignore[no-untyped-call]
+            to_x = _to_input(gradient, again, again, x, ctx)
         if ctx.needs_input_grad[1]:
-            to_gradient = convolve(x, again, ctx.how, ctx.precision)
+            to_gradient = convolve(x, again, again, ctx.how, ctx.precision)
         return to_x, to_gradient, None, None
 
 
-def _gradients(ctx: Any, x: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _gradients(
+    ctx: Any, x: Tensor, weight: Tensor, half: Tensor, gradient: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
     to_x = to_weight = None
-    gradient = gradient.to(weight.dtype)
+    gradient = gradient.to(half.dtype)
     if ctx.needs_input_grad[0]:
-        to_x = _ToInput.apply(gradient, weight, ctx.how, tuple(x.shape[3:]), ctx.precision).to(x.dtype)  # type: ignore[no-untyped-call]
+        to_x = _to_input(gradient, weight, half, x, ctx)
     if ctx.needs_input_grad[1]:
         to_weight = _weight_gradient(x, gradient, weight, ctx)
     return to_x, to_weight
+
+
+def _to_input(gradient: Tensor, weight: Tensor, half: Tensor, x: Tensor, ctx: Any) -> Tensor:
+    sides = x.shape[3], x.shape[4]
+    found: Tensor = _ToInput.apply(gradient, weight, half, ctx.how, sides, ctx.precision)  # type: ignore[no-untyped-call]
+    return found.to(x.dtype)
 
 
 def _weight_gradient(x: Tensor, gradient: Tensor, weight: Tensor, ctx: Any) -> Tensor:
@@ -134,27 +145,28 @@ class _Served(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        x: Tensor, weight: Tensor, scale: Tensor | None, shift: Tensor | None,
+        x: Tensor, weight: Tensor, half: Tensor, scale: Tensor | None, shift: Tensor | None,
         how: Geometry, pool: bool, relu: bool, precision: str,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         lines = (None if line is None else line.float().contiguous() for line in (scale, shift))
         coded = pool or relu
-        out, code = convolution.convolve(x, weight, how, Epilogue(*lines, pool, relu, coded), precision)
+        out, code = convolution.convolve(x, half, how, Epilogue(*lines, pool, relu, coded), precision)
         return out, out.new_zeros(len(out), dtype=torch.uint8) if code is None else code
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        x, weight, scale, shift, ctx.how, pool, relu, ctx.precision = inputs
+        x, weight, half, scale, shift, ctx.how, pool, relu, ctx.precision = inputs
+        ctx.set_materialize_grads(False)
         ctx.coded, ctx.window = pool or relu, Window(2, 2) if pool else Window()
         ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(x, weight, scale, shift, output[1])
+        ctx.save_for_backward(x, weight, half, scale, shift, output[1])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, scale, shift, code = ctx.saved_tensors
+        x, weight, half, scale, shift, code = ctx.saved_tensors
         code = code if ctx.coded else None
         sides = ctx.how.leaving(*x.shape[3:])
-        own = any(ctx.needs_input_grad[2:4])
+        own = any(ctx.needs_input_grad[3:5])
         slope = gradient
         if ctx.coded or (scale is not None and not own):
             slope = _Spread.apply(gradient, code, None if own else scale, sides, ctx.window)  # type: ignore[no-untyped-call]
@@ -162,13 +174,13 @@ class _Served(torch.autograd.Function):
         if own:  # not in attacks, for which this function is
             over = (1, 3, 4)
             if scale is not None:
-                plain = convolve(x, weight, ctx.how, ctx.precision)
+                plain = convolve(x, weight, half, ctx.how, ctx.precision)
                 to_scale = (slope.float() * plain.float()).sum(over).to(scale.dtype)
             if shift is not None:
                 to_shift = slope.float().sum(over).to(shift.dtype)
             if scale is not None:
                 slope = slope * scale[:, None, :, None, None].to(slope.dtype)
-        return *_gradients(ctx, x, weight, slope), to_scale, to_shift, None, None, None, None
+        return *_gradients(ctx, x, weight, half, slope), None, to_scale, to_shift, None, None, None, None
 
 
 class _Spread(torch.autograd.Function):
@@ -202,6 +214,7 @@ class _Settled(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         z, weight, bias, ctx.eps, ctx.window, _ = inputs
+        ctx.set_materialize_grads(False)
         _, code, mean, var = output
         ctx.mark_non_differentiable(code, mean, var)
         ctx.save_for_backward(z, weight, bias, code, mean, var)
@@ -244,6 +257,7 @@ class _Pooled(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         z, scale, shift, ctx.window, _ = inputs
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(z, scale, shift, output[1])
 
@@ -265,13 +279,72 @@ def _sides(z: Tensor) -> tuple[int, int]:
     return z.shape[3], z.shape[4]
 
 
-for _kind in (_Convolution, _ToInput, _ToWeight, _Served, _Spread, _Settled, _Unsettled, _Pooled):
+class _Linear(torch.autograd.Function):
+    """x [S, N, I], weight [S, O, I] -> [S, N, O]."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, half: Tensor) -> Tensor:
+        return torch.bmm(x, half.transpose(1, 2))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, half = ctx.saved_tensors
+        to_x = to_weight = None
+        if ctx.needs_input_grad[0]:  # a product of this kind too: of the weight turned round
+            to_x = _Linear.apply(gradient, weight.transpose(1, 2), half.transpose(1, 2))  # type: ignore[no-untyped-call]
+        if ctx.needs_input_grad[1]:
+            to_weight = _Outer.apply(gradient, x).to(weight.dtype)  # type: ignore[no-untyped-call]
+        return to_x, to_weight, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, weight: Tensor, half: Tensor) -> tuple[Tensor, int]:
+        if in_dims[2] is None and in_dims[0] is not None and len(half) == 1:  # one weight for all: one product
+            rows = x.movedim(in_dims[0], 0)
+            wide = weight if in_dims[1] is None else weight.select(in_dims[1], 0)
+            out = _Linear.apply(rows.flatten(0, 2)[None], wide, half)  # type: ignore[no-untyped-call]
+            return out.view(*rows.shape[:3], -1), 0
+        folded = _fold(info, in_dims, (x, weight, half))
+        return _unfold(info, _Linear.apply(*folded)), 0  # type: ignore[no-untyped-call]
+
+
+class _Outer(torch.autograd.Function):
+    """gradient [S, N, O], x [S, N, I] -> the gradient to the weights [S, O, I], summed and written in float32."""
+
+    @staticmethod
+    def forward(gradient: Tensor, x: Tensor) -> Tensor:
+        turned = gradient.transpose(1, 2)
+        if x.is_cuda and x.dtype is not torch.float32:
+            return torch.bmm(turned, x, out_dtype=torch.float32)
+        return torch.bmm(turned, x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, again: Tensor) -> tuple[Tensor, Tensor]:
+        gradient, x = ctx.saved_tensors
+        again = again.to(x.dtype)
+        return torch.bmm(x, again.transpose(1, 2)), torch.bmm(gradient, again)
+
+
+for _kind in (_Convolution, _ToInput, _ToWeight, _Served, _Spread, _Settled, _Unsettled, _Pooled, _Outer):
     _kind.vmap = staticmethod(_vectorised(_kind))  # type: ignore[attr-defined]
 
 
-def convolve(x: Tensor, weight: Tensor, how: Geometry, precision: str) -> Tensor:
+def convolve(x: Tensor, weight: Tensor, half: Tensor, how: Geometry, precision: str) -> Tensor:
     """A convolution of every slot."""
-    out: Tensor = _Convolution.apply(x, weight, how, precision)  # type: ignore[no-untyped-call]
+    out: Tensor = _Convolution.apply(x, weight, half, how, precision)  # type: ignore[no-untyped-call]
+    return out
+
+
+def linear(x: Tensor, weight: Tensor, half: Tensor) -> Tensor:
+    """A linear layer of every slot, without its bias."""
+    out: Tensor = _Linear.apply(x, weight, half)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -285,6 +358,7 @@ class Following(NamedTuple):
 def serve(
     x: Tensor,
     weight: Tensor,
+    half: Tensor,
     scale: Tensor | None,
     shift: Tensor | None,
     how: Geometry,
@@ -294,8 +368,8 @@ def serve(
     """relu(pool(scale · convolution + shift))."""
     if after.window in (Window(), Window(2, 2)):
         two = after.window.size == 2
-        return _Served.apply(x, weight, scale, shift, how, two, after.relu, precision)[0]  # type: ignore[no-any-return,no-untyped-call]
-    plain = convolve(x, weight, how, precision)
+        return _Served.apply(x, weight, half, scale, shift, how, two, after.relu, precision)[0]  # type: ignore[no-any-return,no-untyped-call]
+    plain = convolve(x, weight, half, how, precision)
     return pool(plain, scale, shift, after)
 
 

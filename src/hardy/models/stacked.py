@@ -7,31 +7,17 @@ else, and all of it elsewhere, is torch's own.
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cache
 from itertools import product
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from hardy.core.layers import BatchNorm, Call, CountedStatistics, Statistics, current
+from hardy.core.manner import manner, round_once
 
 _LOG = logging.getLogger("hardy")
-Manner = Literal["one", "many", "fused"]
-"""how layers run: for one slot; for many; for many with the fused kernels where they can"""
-_manner: ContextVar[Manner] = ContextVar("hardy_manner", default="one")
-
-
-@contextmanager
-def vectorising(manner: Manner = "many") -> Iterator[None]:
-    """Tells the layers inside that they run for many slots at once."""
-    token = _manner.set(manner)
-    try:
-        yield
-    finally:
-        _manner.reset(token)
 
 
 @cache
@@ -51,7 +37,7 @@ def why_not_fused(device: torch.device) -> str:
 
 
 def _fusing(x: Tensor) -> bool:
-    return _manner.get() == "fused" and x.dtype is not torch.float64
+    return manner() == "fused" and x.dtype is not torch.float64
 
 
 class Sequential(nn.Sequential):
@@ -128,11 +114,11 @@ class _Run(NamedTuple):
             if len(self.layers) == 1 and self.pool is None:
                 return self.plain(x)
             return functions.pool(x[None], scale, shift, after)[0]
-        weight, how = _product(self.convolution)
+        weight, half, how = _product(self.convolution)
         bias = None if self.convolution.bias is None else self.convolution.bias[None]
         if bias is not None:
             shift = bias if scale is None or shift is None else shift + bias * scale
-        return functions.serve(x[None], weight[None], scale, shift, how, after, _precision())[0]
+        return functions.serve(x[None], weight[None], half[None], scale, shift, how, after, _precision())[0]
 
     def _by_batch(self, x: Tensor, calls: Sequence[Call]) -> Tensor:
         """With statistics of the batch, of each part of it by itself. A bias before it changes the mean alone."""
@@ -141,8 +127,9 @@ class _Run(NamedTuple):
         assert self.norm is not None
         z, bias = x, None
         if self.convolution is not None:
-            weight, how = _product(self.convolution)
-            z, bias = functions.convolve(x[None], weight[None], how, _precision())[0], self.convolution.bias
+            weight, half, how = _product(self.convolution)
+            z = functions.convolve(x[None], weight[None], half[None], how, _precision())[0]
+            bias = self.convolution.bias
         kept, affine = zip(*(self.norm.branch(call.branch) for call in calls), strict=True)
         out, mean, var = functions.settle(
             z.unflatten(0, (len(calls), -1)),
@@ -205,23 +192,37 @@ def _window(pool: nn.MaxPool2d | None) -> Any:
     return Window() if pool is None else Window(pool.kernel_size, pool.stride, pool.padding, pool.ceil_mode)  # type: ignore[arg-type]
 
 
-def _product(convolution: nn.Conv2d) -> tuple[Tensor, Any]:
-    """Weights as the kernels read them, and the window."""
+def _product(convolution: nn.Conv2d) -> tuple[Tensor, Tensor, Any]:
+    """Weights, the copy that the kernels read, and the window."""
     from hardy.kernels.convolution import Geometry
 
-    weight = convolution.weight
-    if torch.is_autocast_enabled("cuda"):
-        weight = weight.to(torch.get_autocast_dtype("cuda"))
-    weight = weight.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
-    return weight, Geometry(*convolution.kernel_size, convolution.stride[0], int(convolution.padding[0]))
+    how = Geometry(*convolution.kernel_size, convolution.stride[0], int(convolution.padding[0]))
+    return convolution.weight, round_once(convolution.weight), how
 
 
 def _precision() -> str:
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
+class Linear(nn.Linear):
+    """nn.Linear whose gradients to the weights are summed and kept in float32, whatever its products are."""
+
+    reads_rounded = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (_fusing(x) and x.dim() == 2):
+            return super().forward(x)
+        from hardy.kernels import functions
+
+        half = round_once(self.weight)
+        out = functions.linear(x.to(half.dtype)[None], self.weight[None], half[None])[0]
+        return out if self.bias is None else out + self.bias.to(out.dtype)
+
+
 class Conv2d(nn.Conv2d):
     """nn.Conv2d that runs by the fused kernels."""
+
+    reads_rounded = True
 
     def forward(self, x: Tensor) -> Tensor:
         return in_turn(x, self) if _fusing(x) and x.dim() == 4 else super().forward(x)
@@ -325,7 +326,7 @@ class MaxPool2d(nn.MaxPool2d):
         how = Pooling(self.kernel_size, self.stride, self.padding, self.ceil_mode)
         if _fusing(x) and x.dim() == 4:
             return in_turn(x, self)
-        if _manner.get() == "one" or self.dilation != 1:
+        if manner() == "one" or self.dilation != 1:
             return cast(Tensor, super().forward(x))
         out, _ = cast(tuple[Tensor, Tensor], _Pool.apply(x, how))  # type: ignore[no-untyped-call]
         return out
