@@ -12,6 +12,7 @@ import gc
 import json
 import sys
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -88,55 +89,61 @@ def whereabouts(run, work, most=40) -> list[dict]:
     return [{"kernel": e.key[:90], "ms": e.device_time_total / 1e3, "launches": e.count} for e in events[:most]]
 
 
+SHAPES = [
+    (3, 4, 3, 64, 28, 5, 1, 2),
+    (3, 4, 64, 64, 14, 5, 1, 2),
+    (2, 3, 96, 196, 9, 3, 1, 1),
+    (2, 3, 64, 80, 16, 3, 2, 1),
+]
+"""slots, images, channels in, channels out, side, kernel, stride, padding"""
+NETS = {"fbn_cnn": fbn_cnn, "small_cnn": small_cnn, "nin": nin, "preresnet18": preresnet18}
+KINDS = {"standard": hardy.papers.fedbn(), "adversarial": hardy.papers.fatbn(attack=pgd(steps=7))}
+
+
 def main(out: Path) -> None:
-    result = provenance()
     if not CUDA:
         print("no GPU: nothing to measure")
         return
-    result["agreement"] = agreement(
-        [
-            (3, 4, 3, 64, 28, 5, 1, 2),
-            (3, 4, 64, 64, 14, 5, 1, 2),
-            (2, 3, 96, 196, 9, 3, 1, 1),
-            (2, 3, 64, 80, 16, 3, 2, 1),
-        ]
-    )
+    result = {**provenance(), "agreement": agreement(SHAPES)}
     print("kernels agree", flush=True)
-    clients = 50
-    data = federation(clients, 128)
-    at = {"standard": hardy.papers.fedbn(), "adversarial": hardy.papers.fatbn(attack=pgd(steps=7))}
-    result["steps"] = []
-    for precision in ("bfloat16", "tf32"):
-        for name, method in at.items():
-            for kernels in (True, False):
-                took, peak, profile = step(digits, data, method, precision, kernels)
-                row = {"step": name, "precision": precision, "kernels": kernels, "ms": took, "peak_GiB": peak}
-                print(row, flush=True)
-                for line in profile or ():
-                    print("   ", f"{line['ms']:8.2f} ms {line['launches']:5d}  {line['kernel']}")
-                result["steps"].append({**row, "profile": profile})
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    result["steps"], result["networks"] = [], []
+
+    def keep(row: dict) -> None:
+        print({name: value for name, value in row.items() if name != "profile"}, flush=True)
+        for line in row.get("profile") or ():
+            print("   ", f"{line['ms']:8.2f} ms {line['launches']:5d}  {line['kernel']}")
+        out.write_text(json.dumps(result, indent=1) + "\n")
+
+    data = federation(50, 128)
+    for precision, kernels in product(("bfloat16",) if QUICK else ("bfloat16", "tf32"), (True, False)):
+        for name, method in KINDS.items():
+            took, peak, profile = step(digits, data, method, precision, kernels)
+            row = {"step": name, "precision": precision, "kernels": kernels, "ms": took, "peak_GiB": peak}
+            result["steps"].append({**row, "clients": 50, "profile": profile})
+            keep(result["steps"][-1])
     if QUICK:
         return
-    data = federation(200, 128)
-    result["clients_200"] = [
-        {"kernels": k, "ms": step(digits, data, at["adversarial"], "bfloat16", k, repeats=3)[0]} for k in (True, False)
-    ]
-    print(result["clients_200"], flush=True)
-    nets = {"small_cnn": small_cnn, "nin": nin, "preresnet18": preresnet18, "fbn_cnn": fbn_cnn}
+    for kernels in (True, False):
+        took, peak, _ = step(digits, federation(200, 128), KINDS["adversarial"], "bfloat16", kernels, repeats=3)
+        result["steps"].append(
+            {
+                "step": "adversarial",
+                "precision": "bfloat16",
+                "kernels": kernels,
+                "clients": 200,
+                "ms": took,
+                "peak_GiB": peak,
+            }
+        )
+        keep(result["steps"][-1])
     data = federation(10, 128, (3, 32, 32))
-    result["networks"] = []
-    for name, net in nets.items():
-        for kind, method in at.items():
-            times = {}
-            for k in (True, False):
-                made = lambda norm, net=net: net(norm=norm)
-                times[k] = step(made, data, method, "bfloat16", k, repeats=3)[0]
-            result["networks"].append(
-                {"network": name, "step": kind, "fused_ms": times[True], "before_ms": times[False]}
-            )
-            print(result["networks"][-1], flush=True)
-            out.write_text(json.dumps(result, indent=1) + "\n")
+    for (name, net), (kind, method) in product(NETS.items(), KINDS.items()):
+        fused, before = (
+            step(lambda norm, net=net: net(norm=norm), data, method, "bfloat16", kernels, repeats=3)[0]
+            for kernels in (True, False)
+        )
+        result["networks"].append({"network": name, "step": kind, "fused_ms": fused, "before_ms": before})
+        keep(result["networks"][-1])
 
 
 if __name__ == "__main__":

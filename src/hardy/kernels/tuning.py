@@ -7,6 +7,8 @@ import json
 import os
 import statistics
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,13 +65,20 @@ def choose(
 
 
 def _quickest(kinds: Sequence[Tiles], run: Callable[[Tiles], Any]) -> Tiles:
+    def compile(tiles: Tiles) -> bool:
+        try:
+            run(tiles)
+        except triton.runtime.errors.OutOfResources:
+            return False
+        return True
+
+    with ThreadPoolExecutor() as pool:  # compilers are processes and let go of Python's lock
+        fits = list(pool.map(compile, kinds))
+    torch.cuda.synchronize()
     wanted: list[Tensor] | None = None
     times: dict[Tiles, float] = {}
-    for tiles in kinds:
-        try:
-            found = pytree.tree_leaves(run(tiles))
-        except triton.runtime.errors.OutOfResources:
-            continue
+    for tiles in compress(kinds, fits):
+        found = pytree.tree_leaves(run(tiles))
         if wanted is None:
             wanted = [out.clone() for out in found]
         elif not all(map(torch.equal, wanted, found)):
