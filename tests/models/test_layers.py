@@ -1,36 +1,16 @@
-"""The convolution that vectorises, and layers that obey the call."""
+"""Layers that obey the call, and pooling of many slots at once."""
 
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from hardy.core.layers import BatchNorm, Call, Dropout, Statistics, calling
+from hardy.core.manner import vectorising
 from hardy.core.net import Net
 from hardy.errors import HardyError
-from hardy.models import stacked
-from hardy.models.stacked import MaxPool2d, _convolve, vectorising
-
-
-@pytest.mark.parametrize("channels", [2, 3, 6])
-@pytest.mark.parametrize(("size", "padding"), [(3, 1), (5, 2), (5, 0), (1, 0)])
-def test_the_turned_convolution_has_the_usual_gradients(size, padding, channels):
-    """Of x alone (attacks), of the weights alone (training), of both, and under vmap over slots."""
-    x = torch.randn(3, 4, channels, 9, 9, dtype=torch.float64)
-    weight = torch.randn(3, 5, channels, size, size, dtype=torch.float64)
-
-    def usual(x, weight):
-        return F.conv2d(x, weight, None, 1, padding).pow(3).sum()
-
-    def turned(x, weight):
-        return _convolve(x, weight, padding).pow(3).sum()
-
-    for wanted in ((0,), (1,), (0, 1)):
-        first, second = (torch.vmap(torch.func.grad(f, wanted))(x, weight) for f in (usual, turned))
-        for a, b in zip(first, second, strict=True):
-            torch.testing.assert_close(a, b)
+from hardy.models.stacked import MaxPool2d
 
 
 def test_statistics_move_only_when_the_call_says_so():
@@ -63,24 +43,6 @@ def test_stacked_pooling_is_pooling_of_each(size, stride, padding, ceil, slots_f
         with vectorising():
             found = torch.vmap(partial(function, stacked))(x)
         assert torch.equal(found, torch.stack([function(plain, row) for row in x]))
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_a_convolution_knows_weights_that_all_slots_share(shared, monkeypatch):
-    """They take cuDNN's own input gradient, which is quick where the slots are one batch."""
-    taken = []
-    monkeypatch.setattr(stacked, "conv2d_input", lambda *a: taken.append(1) or torch.nn.grad.conv2d_input(*a))
-    x = torch.randn(3, 4, 6, 9, 9, dtype=torch.float64)
-    weight = torch.randn(3, 5, 6, 3, 3, dtype=torch.float64)
-    weight = weight[0] if shared else weight
-
-    def gradient(convolve):
-        both = torch.func.grad(lambda x, w: convolve(x, w).pow(3).sum(), (0, 1))
-        return torch.vmap(both, (0, None if shared else 0))(x, weight)
-
-    found, usual = gradient(lambda x, w: _convolve(x, w, 1)), gradient(lambda x, w: F.conv2d(x, w, None, 1, 1))
-    torch.testing.assert_close(found, usual)
-    assert bool(taken) == shared
 
 
 @pytest.mark.parametrize("second", ["clean", "adversarial"])

@@ -31,6 +31,8 @@ class ClientState(NamedTuple):
     """the objective's"""
     optimiser: Tensors
     """the optimiser's state"""
+    rounded: Tensors = {}  # noqa: RUF012  # never written to
+    """copies of trained weights as products read them, where an engine keeps them"""
 
 
 class Reply(NamedTuple):
@@ -74,7 +76,7 @@ def compute_gradients(
 ) -> StepResult:
     """The gradients of one batch, and what the links of the optimiser make of them."""
     sent = {copy: received[name] for copy, name in plan.sent.items()}
-    net = Net(plan.model, state.trained, {**state.buffers, **sent})
+    net = Net(plan.model, state.trained, {**state.buffers, **sent}, state.rounded)
     with forcing("running" if frozen else None):
         found = objective.gradient(objective, net, state.private, batch, key, received)
     gradient, own = found.gradient, state.optimiser
@@ -98,9 +100,11 @@ def apply_gradients(
     place."""
     own = found.optimiser
     if in_place := optimiser.in_place:
-        in_place(state.trained, found.gradient, own, rate)
+        in_place(state.trained, found.gradient, own, rate, state.rounded)
     else:
         torch._foreach_add_(list(state.trained.values()), [found.gradient[name] for name in state.trained])
+        for name, copy in state.rounded.items():
+            copy.copy_(state.trained[name])
     if objective.has_adversary:
         objective.step_adversary(state.private, found.adversary)
     return state._replace(buffers=found.buffers, optimiser=own)

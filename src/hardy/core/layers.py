@@ -127,9 +127,16 @@ class Statistics(AffineParameters):
         out, mean, rsqrt = torch.native_batch_norm(x, None, None, None, None, True, 0.0, eps)
         count = x.numel() / x.shape[1]
         var = (rsqrt.square().reciprocal() - eps).clamp_min(0.0) * (count / max(1.0, count - 1))
-        self.mean = torch.lerp(self.mean, mean.detach(), self.momentum)
-        self.var = torch.lerp(self.var, var.detach(), self.momentum)
+        self._move(mean.detach(), var.detach())
         return _along(out, affine.weight, affine.bias)
+
+    def follow(self, mean: Tensor, var: Tensor) -> None:
+        """Moves the running statistics towards those of a batch that somebody else has normalised."""
+        self._move(mean, var)
+
+    def _move(self, mean: Tensor, var: Tensor) -> None:
+        self.mean = torch.lerp(self.mean, mean, self.momentum)
+        self.var = torch.lerp(self.var, var, self.momentum)
 
     def blur(self, call: Call) -> None:
         """Adds the noise."""
@@ -156,6 +163,10 @@ class CountedStatistics(Statistics):
     def normalise(self, x: Tensor, affine: AffineParameters, eps: float) -> Tensor:
         self.batches = self.batches + 1
         return super().normalise(x, affine, eps)
+
+    def follow(self, mean: Tensor, var: Tensor) -> None:
+        self.batches = self.batches + 1
+        super().follow(mean, var)
 
 
 class FederatedStatistics(Statistics):
@@ -233,11 +244,9 @@ class BatchNorm(AffineParameters):
         return in_parts(self._normalised, x)
 
     def _normalised(self, x: Tensor, call: Call) -> Tensor:
-        if call.robustness is not None and call.statistics == "running":
-            return self.mixed(x, call.robustness)
-        kept, affine = self.branch(call.branch)
         if call.statistics == "running":
-            return scale_and_shift(x, kept.mean, kept.var, affine, self.eps)
+            return _along(x, *self.line(call))
+        kept, affine = self.branch(call.branch)
         x = x if self.gain == 1.0 else x * self.gain
         if call.statistics == "images":
             if x.numel() == x.shape[1]:
@@ -252,17 +261,21 @@ class BatchNorm(AffineParameters):
         assert isinstance(kept, Statistics)
         return kept, kept if self.dual_affine else self
 
-    def mixed(self, x: Tensor, robustness: float | Tensor) -> Tensor:
-        """(1 − λ) of the clean branch's output and λ of the adversarial one's: two lines mix to a line. λ is a number,
-        or one an image."""
+    def line(self, call: Call) -> tuple[Tensor, Tensor]:
+        """Scale and shift of every channel by running statistics, [C], or for each image, [N, C]. With robustness λ,
+        (1 − λ) of the clean branch's output and λ of the adversarial one's: two lines mix to a line."""
+        if call.robustness is None:
+            return self._line_of(call.branch)
+        robustness = call.robustness
         if isinstance(robustness, Tensor) and robustness.dim():
             robustness = robustness[:, None]
-        lines = []
-        for name in ("clean", "adversarial"):
-            kept, affine = self.branch(name)
-            lines.append(_line(kept.mean, kept.var, affine, self.eps))
+        lines = self._line_of("clean"), self._line_of("adversarial")
         scale, shift = ((1 - robustness) * clean + robustness * robust for clean, robust in zip(*lines, strict=True))
-        return _along(x, scale, shift)
+        return scale, shift
+
+    def _line_of(self, name: str) -> tuple[Tensor, Tensor]:
+        kept, affine = self.branch(name)
+        return _line(kept.mean, kept.var, affine, self.eps)
 
 
 class Dropout(nn.Module):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hardy.core.layers import Call, UseStatistics, passing
+from hardy.core.manner import fused_products, manner, reading, round_once
 from hardy.core.modes import call_model
 from hardy.core.tensors import Tensors
 
@@ -14,9 +15,10 @@ class Net:
     """forward(x, branch, statistics) over the tensors of one slot. Passes in batch mode move `buffers`, the
     statistics, which the step reads off afterwards; the tensors given are never written to."""
 
-    def __init__(self, model: nn.Module, trained: Tensors, buffers: Tensors) -> None:
+    def __init__(self, model: nn.Module, trained: Tensors, buffers: Tensors, rounded: Tensors | None = None) -> None:
+        """`rounded` are copies of weights as products read them, where somebody has them already."""
         self.model, self.buffers = model, buffers
-        self.trained = trained
+        self._set(trained, rounded)
 
     @property
     def trained(self) -> Tensors:
@@ -24,7 +26,16 @@ class Net:
 
     @trained.setter
     def trained(self, trained: Tensors) -> None:
-        self._trained, self._read = trained, _rounded(self.model, trained)
+        self._set(trained, None)
+
+    def at(self, trained: Tensors) -> "Net":
+        """The same network on tensors of the same values, to which gradients are taken."""
+        return Net(self.model, trained, self.buffers, self._rounded)
+
+    def _set(self, trained: Tensors, rounded: Tensors | None) -> None:
+        self._trained, self._read, self._rounded = trained, _prepared(self.model, trained), rounded or {}
+        if manner() == "fused" and not rounded:
+            self._rounded = {name: round_once(trained[name]) for name in fused_products(self.model) if name in trained}
 
     def __call__(
         self,
@@ -42,7 +53,7 @@ class Net:
         run once for all: weights are read, and their gradients written, once."""
         images, calls = zip(*passes, strict=True)
         state = {**self._read, **self.buffers}
-        with passing(*calls):
+        with passing(*calls), reading(self._read, self._rounded):
             key = next((call.key for call in calls if call.key is not None), None)
             logits = call_model(self.model, state, images[0] if len(images) == 1 else torch.cat(images), key=key)
         if any(call.statistics == "batch" for call in calls):
@@ -51,12 +62,15 @@ class Net:
         return [logits] if len(calls) == 1 else list(logits.chunk(len(calls)))
 
 
-def _rounded(model: nn.Module, trained: Tensors) -> Tensors:
-    """Weights as autocast hands them to the products they are for: rounded once, and not in every pass of an attack."""
+def _prepared(model: nn.Module, trained: Tensors) -> Tensors:
+    """Weights as autocast hands them to the products they are for: rounded once, and not in every pass of an attack.
+    Those of layers that read rounded copies stay as they are."""
     device = next(iter(trained.values())).device.type if trained else "cpu"
     if device == "meta" or not torch.is_autocast_enabled(device):
         return trained
     products = {f"{n}.weight" for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
+    if manner() == "fused":
+        products -= fused_products(model).keys()
     half = torch.get_autocast_dtype(device)
     return {name: tensor.to(half) if name in products else tensor for name, tensor in trained.items()}
 

@@ -195,7 +195,7 @@ class Objective(Part):
         A term that is minimised but not reported is added to the gradient here (see `proximal`)."""
 
         def total(trained: Tensors, private: Tensors) -> tuple[Tensor, tuple[Tensor, Tensors]]:
-            here = Net(net.model, trained, net.buffers)
+            here = net.at(trained)
             loss = outer.loss(here, private, batch, key)
             return loss, (loss, here.buffers)
 
@@ -248,6 +248,10 @@ class Outcome:
     rate: Tensor
 
 
+InPlace = Callable[[Tensors, Tensors, Tensors, Tensor, Tensors], None]
+"""step(weights, gradient, state, rate, rounded); rounded copies of weights, where there are any, move along"""
+
+
 @kind("optimiser")
 @dataclass(frozen=True, kw_only=True)
 class Optimiser(Part):
@@ -269,9 +273,9 @@ class Optimiser(Part):
         return False
 
     @property
-    def in_place(self) -> Callable[[Tensors, Tensors, Tensors, Tensor], None] | None:
-        """step(weights, gradient, state, rate): takes the last link's step in place, in one pass over memory, on one
-        slot or a stack of slots; None: what its `update` returns is added to the weights."""
+    def in_place(self) -> InPlace | None:
+        """Takes the last link's step in place, in one pass over memory, on one slot or a stack of slots; None: what
+        its `update` returns is added to the weights."""
         return None
 
     def init(self, trained: Tensors, shared: Collection[str]) -> Tensors:

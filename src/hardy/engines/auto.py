@@ -84,12 +84,19 @@ class EngineChoice:
     in mixed precision; weights, statistics and evaluation as with tf32)"""
     lane: int | None = None
     """slots in one call of the vectorised engine; absent: as many as fit"""
+    kernels: bool = True
+    """whether layers of many slots run by fused kernels on a GPU; false: by torch's own"""
 
     def __post_init__(self) -> None:
         if self.lane is not None and self.lane < 1:
             raise HardyError(f"engine.lane is {self.lane}; it must be 1 or more, or absent.")
         if self.lane is not None and self.name not in ("auto", "vectorised"):
             raise HardyError(f"engine.lane is {self.lane}, but engine {self.name} has no lanes. Leave it out.")
+        if not self.kernels and (self.name not in ("auto", "vectorised") or self.device == "cpu"):
+            raise HardyError(
+                f"engine.kernels is false, but engine {self.name} on device {self.device} has no fused kernels. "
+                "Leave it out."
+            )
 
     def find_device(self) -> torch.device:
         cuda = torch.cuda.is_available()
@@ -120,4 +127,4 @@ class EngineChoice:
                 )
             _LOG.warning("Clients train one after another (engine sequential): %s.", why)
             kind = Sequential
-        return kind(plan, data, training, seed=seed, lane=self.lane)
+        return kind(plan, data, training, seed=seed, lane=self.lane, kernels=self.kernels)

@@ -32,9 +32,12 @@ class Engine:
         *,
         seed: int,
         lane: int | None = None,
+        kernels: bool = True,
         first: int = 0,
     ) -> None:
         self.plan, self.device_data, self.training, self.seed, self.lane = plan, device_data, training, seed, lane
+        self.kernels = kernels
+        """whether fused ones are used where there are any"""
         self.first = first
         """number of its first client in the whole federation: a node of a network holds one client of many"""
         self.device, self.dtype = device_data.device, device_data.dtype

@@ -40,10 +40,13 @@ class Lane:
         *,
         one_base: bool,
         fixed: bool,
+        rounding: Callable[[Tensors], Tensors] | None = None,
         captured: bool = False,
     ) -> None:
         self.look, self.optimiser, self.objective = look, optimiser, objective
         self.one_base, self.fixed, self.captured = one_base, fixed, captured
+        self.rounding = rounding
+        """makes the copies of trained weights that products read, which are then moved along with them"""
         self.held: _Held | None = None
         self.graphs: dict[tuple[int, ...], _Graph] = {}
         """by the number of slots, their batch size and whether they open a round"""
@@ -55,6 +58,8 @@ class Lane:
     def load(self, received: Tensors, state: ClientState, rate: Tensor, *, opening: bool) -> None:
         """Starts a round. Slots that open it together read what they received from one place; their own weights are
         written when they have."""
+        if self.rounding and not (opening and self.held):
+            state = state._replace(rounded=self.rounding(state.trained))
         if self.held is None or not self.fixed:
             if self.fixed:
                 received, rate = pytree.tree_map(Tensor.clone, (received, rate))
@@ -96,7 +101,8 @@ class Lane:
         given = received if self.one_base else tensors.gather(received, members)
         found = self.look(given, part, rows, key, rate, False)
         part = apply_gradients(self.optimiser, self.objective, part, found, rate)
-        for whole, moved in ((state.trained, part.trained), (state.private, part.private)):
+        moving = (state.trained, part.trained), (state.private, part.private), (state.rounded, part.rounded)
+        for whole, moved in moving:
             for name, rows_of_it in moved.items():
                 whole[name].index_copy_(0, members, rows_of_it)
         buffers, own = (
@@ -162,8 +168,8 @@ def _own_workspace() -> Iterator[None]:
 
 
 def _own(state: ClientState, received: Tensors) -> ClientState:
-    """Without the trained tensors that were received."""
-    return state._replace(trained={name: w for name, w in state.trained.items() if name not in received})
+    """Without the trained tensors that were received, and rounded copies, which the first step writes."""
+    return state._replace(trained={name: w for name, w in state.trained.items() if name not in received}, rounded={})
 
 
 def _copy(target: Any, source: Any) -> None:

@@ -19,20 +19,21 @@ from torch.utils import _pytree as pytree
 from hardy.core import tensors
 from hardy.core.client import ClientState, compute_gradients, init_client, make_reply, step_keys
 from hardy.core.federation import Rows
+from hardy.core.manner import Manner, fused_products, vectorising
 from hardy.core.messages import Slot, Updates, Work
 from hardy.core.protocols import Objective
 from hardy.core.tensors import Tensors
 from hardy.engines.base import Engine
 from hardy.engines.lane import Lane
-from hardy.models.stacked import vectorising
+from hardy.models.stacked import why_not_fused
 
 
-def vmap(function: Callable[..., Any], in_dims: tuple[Any, ...]) -> Callable[..., Any]:
+def vmap(function: Callable[..., Any], in_dims: tuple[Any, ...], manner: Manner = "many") -> Callable[..., Any]:
     """torch.vmap, with layers told of it."""
     mapped = torch.vmap(function, in_dims)
 
     def run(*arguments: Any) -> Any:
-        with vectorising():
+        with vectorising(manner):
             return mapped(*arguments)
 
     return run
@@ -87,6 +88,12 @@ class Vectorised(Engine):
         self._expected: tuple[int, list[Slot], list[_Task]] | None = None
         self._streams: list[torch.cuda.Stream] = []
         """for lanes side by side"""
+
+    @property
+    def manner(self) -> Manner:
+        """How layers run. The matrix units have no float32 and no float64 of their own: there torch's layers stay."""
+        fused = self.kernels and self.device.type == "cuda" and self.device_data.tf32
+        return "fused" if fused and not why_not_fused(self.device) else "many"
 
     @property
     def fixed(self) -> bool:
@@ -187,12 +194,20 @@ class Vectorised(Engine):
 
         def look(received: Tensors, state: ClientState, rows: Tensor, key: Tensor, rate: Tensor, opening: bool) -> Any:
             own, dims = _opening(received, state) if opening else (state, 0)
-            many = vmap(one, (None if one_base else 0, dims, 0, 0, None))
+            many = vmap(one, (None if one_base else 0, dims, 0, 0, None), self.manner)
             batch = self.batch(rows, key)
             with self.arithmetic():
                 return many(received, own, batch, key, rate)
 
-        make = partial(Lane, look, self.plan.method.optimiser, objective, one_base=one_base, fixed=self.fixed)
+        make = partial(
+            Lane,
+            look,
+            self.plan.method.optimiser,
+            objective,
+            one_base=one_base,
+            fixed=self.fixed,
+            rounding=self._rounding(),
+        )
         lane = self._held((objective, len(slots), one_base, frozen), make) if self.fixed and not trial else make()
         alike = one_base and task.same_first_batch
         lane.load(received, first, rate, opening=alike)
@@ -212,6 +227,16 @@ class Vectorised(Engine):
             loss=torch.where(last, losses, 0).sum(0) / task.window,
         )
         return updates, reply.private
+
+    def _rounding(self) -> Callable[[Tensors], Tensors] | None:
+        """What rounds the weights that products read, where a lane keeps rounded copies."""
+        if self.manner != "fused" or not self.device_data.mixed:
+            return None
+        from hardy.kernels.descent import round_all
+
+        trained = set(self.plan.trained)
+        names = [name for name in fused_products(self.plan.model) if name in trained]
+        return partial(round_all, names=names, dtype=torch.bfloat16)
 
     def _fitting(self, work: Work, members: list[_Planned]) -> int:
         """How many slots to run at once: on a GPU no more than its free memory holds, by a measured trial of two."""
@@ -255,7 +280,7 @@ class Vectorised(Engine):
 
     def map(self, function: Callable[..., Any], common: Any, *rows: Any) -> Any:
         with self.arithmetic(training=False):
-            return vmap(function, (None, *(0 for _ in rows)))(common, *rows)
+            return vmap(function, (None, *(0 for _ in rows)), self.manner)(common, *rows)
 
 
 def _schedule(batches: list[list[Rows]]) -> list[tuple[int, list[int], Rows]]:
@@ -273,6 +298,6 @@ def _schedule(batches: list[list[Rows]]) -> list[tuple[int, list[int], Rows]]:
 def _opening(received: Tensors, state: ClientState) -> tuple[ClientState, ClientState]:
     """The state at the first step, and its axes: what all slots have just received is one tensor without a slot axis,
     so that a layer of all slots is one product instead of many."""
-    start = state._replace(trained={name: received.get(name, own) for name, own in state.trained.items()})
-    dims = pytree.tree_map(lambda _: 0, state)
+    start = state._replace(trained={name: received.get(name, own) for name, own in state.trained.items()}, rounded={})
+    dims = pytree.tree_map(lambda _: 0, start)
     return start, dims._replace(trained={name: None if name in received else 0 for name in state.trained})

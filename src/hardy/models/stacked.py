@@ -1,126 +1,260 @@
-"""Layers that run well for many slots at once, where vmap alone would copy or fall back to slow kernels."""
+"""Layers that run well for many slots at once, where vmap alone would copy or fall back to slow kernels.
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+`in_turn(x, *layers)` runs layers one after the other. For many slots on a GPU, runs of a convolution, a norm, a max
+pooling and a ReLU become one kernel or two (`hardy.kernels`), and activations lie with channels last in between. All
+else, and all of it elsewhere, is torch's own.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import product
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.grad import conv2d_input, conv2d_weight
 
-_vectorising: ContextVar[bool] = ContextVar("hardy_vectorising", default=False)
+from hardy.core.layers import BatchNorm, Call, CountedStatistics, Statistics, current
+from hardy.core.manner import manner, round_once
 
-
-@contextmanager
-def vectorising() -> Iterator[None]:
-    """Tells the layers inside that they run for many slots at once."""
-    token = _vectorising.set(True)
-    try:
-        yield
-    finally:
-        _vectorising.reset(token)
+_LOG = logging.getLogger("hardy")
 
 
-class _Convolve(torch.autograd.Function):
-    """A convolution of stride 1 whose gradients vectorise.
-
-    vmap makes grouped convolutions of many clients' layers. cuDNN's own kernels for their input gradient are slow,
-    while adversarial training asks for little else: it is a convolution again, with the kernel turned round. For images
-    of few channels all its kernels are slow, and both gradients are plain products with their windows, which are small.
-    A kernel of one pixel is a product throughout.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, padding: int) -> Tensor:
-        if weight.shape[-1] == 1:
-            return _unfolded(weight.flatten(1) @ x.flatten(2), x.shape)
-        if odd := -x.shape[1] % 4:  # channels of nothing: with three, the matrix units would stand idle
-            x, weight = F.pad(x, (0, 0, 0, 0, 0, odd)), F.pad(weight, (0, 0, 0, 0, 0, odd))
-        return F.conv2d(x, weight, None, 1, padding)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
-        x, weight, ctx.padding = inputs
-        ctx.save_for_backward(x, weight)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
-        to_x = to_weight = None
-        if ctx.needs_input_grad[0]:
-            to_x = _to_x(x.shape, weight, gradient, ctx.padding)
-        if ctx.needs_input_grad[1]:
-            to_weight = _to_weight(x, weight.shape, gradient, ctx.padding)
-        return to_x, to_weight, None
+@cache
+def why_not_fused(device: torch.device) -> str:
+    """What keeps the fused kernels from running on a device; empty: nothing. Said once, in a warning."""
+    why = ""
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        why = f"{torch.cuda.get_device_name(device)} is older than they are made for (compute capability 8.0)"
+    else:
+        try:
+            import triton  # noqa: F401
+        except ImportError:
+            why = "triton is not installed"
+    if why:
+        _LOG.warning("Layers of many clients run without fused kernels, which is slower: %s.", why)
+    return why
 
 
-_FEW = 4
-"""channels"""
+def _fusing(x: Tensor) -> bool:
+    return manner() == "fused" and x.dtype is not torch.float64
 
 
-def _to_x(shape: torch.Size, weight: Tensor, gradient: Tensor, padding: int) -> Tensor:
-    size = weight.shape[-1]
-    if size == 1:
-        return _unfolded(weight.flatten(1).T @ gradient.flatten(2), shape)
-    if shape[1] <= _FEW:
-        windows = torch.bmm(weight.flatten(1).T.expand(len(gradient), -1, -1), gradient.flatten(2))
-        return F.fold(windows, shape[2:], size, padding=padding)
-    if _one_for_all(weight):
-        plain: Tensor = conv2d_input(shape, weight, gradient, 1, padding)  # type: ignore[no-untyped-call]
-        return plain
-    return _convolve(gradient, weight.flip(2, 3).transpose(0, 1), size - 1 - padding)
+class Sequential(nn.Sequential):
+    """nn.Sequential whose layers run in turn as `in_turn` runs them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return in_turn(x, *self)
 
 
-def _unfolded(pixels: Tensor, shape: torch.Size) -> Tensor:
-    return pixels.view(*pixels.shape[:2], *shape[2:])
+def in_turn(x: Tensor, *layers: nn.Module) -> Tensor:
+    """The layers one after the other."""
+    if not _fusing(x):
+        for layer in layers:
+            x = layer(x)
+        return x
+    for run in _runs(_leaves(layers)):
+        x = run.fused(x) if x.dim() == 4 else run.plain(x)
+    return x
 
 
-def _one_for_all(weight: Tensor) -> bool:
-    """Whether all slots that vmap runs over share these weights, as in their first step of a round."""
-    inside = torch._C._functorch
-    while inside.is_functorch_wrapped_tensor(weight):
-        if inside.is_batchedtensor(weight):
-            return False
-        weight = inside.get_unwrapped(weight)
-    return True
+def _leaves(layers: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    for layer in layers:
+        if type(layer) in (Sequential, nn.Sequential) and not _hooked(layer):
+            yield from _leaves(cast(nn.Sequential, layer))
+        elif type(layer) is not nn.Identity:
+            yield layer
 
 
-def _to_weight(x: Tensor, shape: torch.Size, gradient: Tensor, padding: int) -> Tensor:
-    size = shape[-1]
-    if size == 1:
-        return (gradient.flatten(2) @ x.flatten(2).transpose(1, 2)).sum(0).view(shape)
-    if shape[1] > _FEW:
-        wide: Tensor = conv2d_weight(x, shape, gradient, 1, padding)  # type: ignore[no-untyped-call]
-        return wide
-    windows = F.pad(x, (padding,) * 4).unfold(2, size, 1).unfold(3, size, 1).permute(0, 2, 3, 1, 4, 5)
-    images = gradient.flatten(2) @ windows.reshape(len(x), -1, shape[1:].numel())  # one a product: they run abreast
-    return images.sum(0).view(shape)
+def _hooked(layer: nn.Module) -> bool:
+    """Whether somebody waits for what goes in or out."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
 
 
-def _convolve(x: Tensor, weight: Tensor, padding: int) -> Tensor:
-    out: Tensor = _Convolve.apply(x, weight, padding)  # type: ignore[no-untyped-call]
-    return out
+class _Run(NamedTuple):
+    """Layers that are one block: [convolution] [norm] and, in any order, [max pooling] [ReLU]. Or one other layer."""
+
+    layers: list[nn.Module]
+    convolution: nn.Conv2d | None = None
+    norm: BatchNorm | None = None
+    pool: nn.MaxPool2d | None = None
+    relu: bool = False
+    flat: bool = False
+
+    @property
+    def after(self) -> Any:
+        from hardy.kernels.functions import Following
+
+        return Following(_window(self.pool), self.relu, self.flat)
+
+    def plain(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if layer is self.convolution:
+                x = nn.Conv2d.forward(self.convolution, x)
+            elif not isinstance(layer, nn.Flatten) or not self.flat or x.dim() != 4:
+                x = layer(x)
+        return x
+
+    def fused(self, x: Tensor) -> Tensor:
+        call = current()
+        calls = call.parts or (call,)
+        if self.norm and (len(calls) > 1 or call.statistics == "batch"):
+            out = self._by_statistics(x, calls) if _usual(self.norm, calls) else self._apart(x)
+        elif self.norm and call.statistics != "running":
+            out = self._apart(x)
+        else:
+            lines = self.norm.line(call) if self.norm else (None, None)
+            for_each_image = lines[0] is not None and lines[0].dim() > 1
+            out = self._apart(x) if for_each_image else self._by_line(x, *lines)
+        return out.flatten(1) if self.flat else out
+
+    def _apart(self, x: Tensor) -> Tensor:
+        """The convolution fused, all after it by itself."""
+        if self.convolution is None:
+            return self.plain(x)
+        z = _Run([self.convolution], self.convolution).fused(x)
+        return self._replace(layers=self.layers[1:], convolution=None).plain(z)
+
+    def _by_line(self, x: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
+        """With running statistics, or none: a norm is a line."""
+        from hardy.kernels import functions
+
+        scale, shift = (None if line is None else line[None] for line in (scale, shift))
+        if self.convolution is None:
+            if len(self.layers) == 1 and self.pool is None:
+                return self.plain(x)
+            return functions.pool(x[None], scale, shift, self.after)[0]
+        weight, half, how = _product(self.convolution)
+        bias = None if self.convolution.bias is None else self.convolution.bias[None]
+        if bias is not None:
+            shift = bias if scale is None or shift is None else shift + bias * scale
+        return functions.serve(x[None], weight[None], half[None], scale, shift, how, self.after, _precision())[0]
+
+    def _by_statistics(self, x: Tensor, calls: Sequence[Call]) -> Tensor:
+        """With statistics of the batch, of each part of it by itself, or running ones for some of its parts. A bias
+        before the norm changes the mean alone."""
+        from hardy.kernels import functions
+
+        assert self.norm is not None
+        z, bias = x, None
+        if self.convolution is not None:
+            weight, half, how = _product(self.convolution)
+            z = functions.convolve(x[None], weight[None], half[None], how, _precision())[0]
+            bias = None if self.convolution.bias is None else self.convolution.bias
+        kept, affine = zip(*(self.norm.branch(call.branch) for call in calls), strict=True)
+        moving = [call.statistics == "batch" for call in calls]
+        given = (
+            torch.stack([torch.full((), float(moves), device=x.device) for moves in moving]),
+            torch.stack([one.mean if bias is None else one.mean - bias.detach() for one in kept]),
+            torch.stack([one.var for one in kept]),
+        )
+        terms = [one.bias for one in affine]
+        if bias is not None:  # given means do not follow it, so there the gradient to it is that to the shift
+            lines = [one.weight * torch.rsqrt(k.var + self.norm.eps) for one, k in zip(affine, kept, strict=True)]
+            terms = [
+                t if moves else t + (bias - bias.detach()) * line
+                for t, line, moves in zip(terms, lines, moving, strict=True)
+            ]
+        out, mean, var = functions.settle(
+            z.view(len(calls), -1, *z.shape[1:]),
+            torch.stack([one.weight for one in affine]),
+            torch.stack(terms),
+            given,
+            self.norm.eps,
+            self.after,
+        )
+        count = z.numel() // z.shape[1] // len(calls)
+        for part in range(len(calls)):
+            if moving[part]:
+                middle = mean[part] if bias is None else mean[part] + bias.detach()
+                kept[part].follow(middle, var[part] * (count / max(1, count - 1)))
+                kept[part].blur(calls[part])
+        return out.flatten(0, 1)
+
+
+def _runs(layers: Iterable[nn.Module]) -> Iterator[_Run]:
+    """The blocks of layers in turn."""
+    waiting = list(layers)[::-1]
+
+    def take(kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> Any:
+        fits = waiting and type(waiting[-1]) in (kind if isinstance(kind, tuple) else (kind,))
+        return waiting.pop() if fits and not _hooked(waiting[-1]) and _plain(waiting[-1]) else None
+
+    while waiting:
+        parts = [take((Conv2d, nn.Conv2d)), take(BatchNorm)]
+        relu = take(nn.ReLU)
+        pool = take((MaxPool2d, nn.MaxPool2d))
+        relu = relu or take(nn.ReLU)
+        found = [layer for layer in (*parts, pool, relu) if layer is not None]
+        if not found:
+            yield _Run([waiting.pop()])
+            continue
+        flat = take(nn.Flatten) if parts[0] or pool else None
+        layers = [*found, *([flat] if flat else [])]
+        yield _Run(layers, parts[0], parts[1], pool, relu is not None, flat is not None)
+
+
+def _plain(layer: nn.Module) -> bool:
+    """Whether the kernels can do what a layer is set to do."""
+    if isinstance(layer, nn.Conv2d):
+        size, padding, stride = layer.kernel_size[0], layer.padding[0], layer.stride[0]
+        same = layer.kernel_size == (size, size) and layer.padding == (padding, padding)
+        usual = layer.dilation == (1, 1) and layer.groups == 1 and layer.padding_mode == "zeros"
+        return usual and same and layer.stride == (stride, stride) and isinstance(padding, int) and padding < size
+    if isinstance(layer, nn.MaxPool2d):
+        numbers = (layer.kernel_size, layer.stride, layer.padding)
+        return layer.dilation == 1 and not layer.return_indices and all(isinstance(n, int) for n in numbers)
+    return not isinstance(layer, nn.Flatten) or (layer.start_dim, layer.end_dim) == (1, -1)
+
+
+def _usual(norm: BatchNorm, calls: Sequence[Call]) -> bool:
+    """Whether a norm normalises every part by the batch as it is, or by one branch's running statistics."""
+    kinds = {type(norm.branch(call.branch)[0]) for call in calls if call.statistics == "batch"}
+    known = all(call.statistics in ("batch", "running") and call.robustness is None for call in calls)
+    return known and norm.gain == 1.0 and kinds <= {Statistics, CountedStatistics}
+
+
+def _window(pool: nn.MaxPool2d | None) -> Any:
+    from hardy.kernels.pooling import Window
+
+    return Window() if pool is None else Window(pool.kernel_size, pool.stride, pool.padding, pool.ceil_mode)  # type: ignore[arg-type]
+
+
+def _product(convolution: nn.Conv2d) -> tuple[Tensor, Tensor, Any]:
+    """Weights, the copy that the kernels read, and the window."""
+    from hardy.kernels.convolution import Geometry
+
+    height, width = convolution.kernel_size
+    how = Geometry(height, width, convolution.stride[0], int(convolution.padding[0]))
+    return convolution.weight, round_once(convolution.weight), how
+
+
+def _precision() -> str:
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
+class Linear(nn.Linear):
+    """nn.Linear whose gradients to the weights are summed and kept in float32, whatever its products are."""
+
+    reads_rounded = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (_fusing(x) and x.dim() == 2):
+            return super().forward(x)
+        from hardy.kernels import functions
+
+        half = round_once(self.weight)
+        out = functions.linear(x.to(half.dtype)[None], self.weight[None], half[None])[0]
+        return out if self.bias is None else out + self.bias.to(out.dtype)
 
 
 class Conv2d(nn.Conv2d):
-    """nn.Conv2d that vectorises well on a GPU, where its stride is 1."""
+    """nn.Conv2d that runs by the fused kernels."""
+
+    reads_rounded = True
 
     def forward(self, x: Tensor) -> Tensor:
-        size, padding = self.kernel_size[0], self.padding[0]
-        plain = self.stride == (1, 1) and self.dilation == (1, 1) and self.groups == 1
-        square = self.kernel_size == (size, size) and self.padding == (padding, padding)
-        if not (_vectorising.get() and x.is_cuda and plain and square and isinstance(padding, int) and padding < size):
-            return super().forward(x)
-        weight = self.weight
-        if torch.is_autocast_enabled("cuda"):
-            x, weight = (t.to(torch.get_autocast_dtype("cuda")) for t in (x, weight))
-        out = _convolve(x, weight, padding)
-        return out if self.bias is None else out + self.bias.view(-1, 1, 1).to(out.dtype)
+        return in_turn(x, self) if _fusing(x) and x.dim() == 4 else super().forward(x)
 
 
 class Pooling(NamedTuple):
@@ -219,7 +353,9 @@ class MaxPool2d(nn.MaxPool2d):
 
     def forward(self, x: Tensor) -> Tensor:
         how = Pooling(self.kernel_size, self.stride, self.padding, self.ceil_mode)
-        if not _vectorising.get() or self.dilation != 1:
+        if _fusing(x) and x.dim() == 4:
+            return in_turn(x, self)
+        if manner() == "one" or self.dilation != 1:
             return cast(Tensor, super().forward(x))
         out, _ = cast(tuple[Tensor, Tensor], _Pool.apply(x, how))  # type: ignore[no-untyped-call]
         return out

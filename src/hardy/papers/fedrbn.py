@@ -154,7 +154,7 @@ class Pnc(Objective):
             return (1 - weight) * clean + weight * second
 
         def calibration(trained: Tensors) -> Tensor:
-            return weight * losses(Net(net.model, trained, net.buffers), calibrating)[0]
+            return weight * losses(net.at(trained), calibrating)[0]
 
         (clean,) = losses(net, learning)
         return (1 - weight) * clean + clipped(calibration, self.clip)(net.trained)

@@ -13,7 +13,7 @@ row · x̃ the attacked x · BNc, BNa the norms' branches
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import ceil
 from typing import Literal
@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from hardy.attacks.base import Attack
 from hardy.attacks.gradient import pgd
 from hardy.core import random
-from hardy.core.layers import BatchNorm, Statistics, current, scale_and_shift
+from hardy.core.layers import BatchNorm, Call, Statistics, current
 from hardy.core.method import Method
 from hardy.core.net import Net
 from hardy.core.protocols import Batch, Objective, Optimiser, Setting
@@ -72,11 +72,11 @@ class Conditioned(BatchNorm):
         hats = torch.stack([(1 - (at - number).abs()).clamp_min(0) for number in range(len(self.levels))], -1)
         return hats @ self.rows
 
-    def mixed(self, x: Tensor, robustness: float | Tensor) -> Tensor:
-        if isinstance(robustness, Tensor) and robustness.dim():  # one an image: the caller says which branch
-            kept, affine = self.branch(current().branch)
-            return scale_and_shift(x, kept.mean, kept.var, affine, self.eps)
-        return super().mixed(x, (robustness > 0) * 1.0)
+    def line(self, call: Call) -> tuple[Tensor, Tensor]:
+        level = call.robustness
+        if isinstance(level, Tensor) and level.dim():  # one an image: the caller says which branch
+            level = None
+        return super().line(replace(call, robustness=None if level is None else (level > 0) * 1.0))
 
 
 @part("norm")

@@ -7,15 +7,16 @@ stay with the client too.
     chain(clip(norm=1.0), sgd(momentum=0.9))
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hardy.core import tensors
 from hardy.core.method import Method
-from hardy.core.protocols import Optimiser, Outcome, Setting
+from hardy.core.protocols import InPlace, Optimiser, Outcome, Setting
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.registry import part
@@ -75,20 +76,23 @@ class SGD(Optimiser):
         return change, {**state, **velocity}
 
     @property
-    def in_place(self) -> Callable[[Tensors, Tensors, Tensors, Tensor], None]:
+    def in_place(self) -> InPlace:
         return self._step
 
-    def _step(self, weights: Tensors, gradient: Tensors, state: Tensors, rate: Tensor) -> None:
+    def _step(self, weights: Tensors, gradient: Tensors, state: Tensors, rate: Tensor, rounded: Tensors) -> None:
         velocity = {n: state[f"momentum.{n}"] for n in weights} if self.momentum else None
-        tensors.descend(
-            weights,
-            gradient,
-            rate,
-            decay=self.weight_decay,
-            velocity=velocity,
-            momentum=self.momentum,
-            nesterov=self.nesterov,
-        )
+        how: Any = {
+            "decay": self.weight_decay,
+            "velocity": velocity,
+            "momentum": self.momentum,
+            "nesterov": self.nesterov,
+        }
+        if rounded:
+            from hardy.kernels import descent
+
+            descent.descend(weights, gradient, rate, rounded, **how)
+        else:
+            tensors.descend(weights, gradient, rate, **how)
 
 
 @part("optimiser")
@@ -203,7 +207,7 @@ class Chain(Optimiser):
         return True
 
     @property
-    def in_place(self) -> Callable[[Tensors, Tensors, Tensors, Tensor], None] | None:
+    def in_place(self) -> InPlace | None:
         return self.links[-1].in_place
 
     def init(self, trained: Tensors, shared: Collection[str]) -> Tensors:

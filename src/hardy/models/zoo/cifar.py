@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hardy.core.layers import BatchNorm, Dropout
 from hardy.core.tensors import ImageShape
 from hardy.models.blocks import HALF, MakeNorm, Scale, cells, entrance, named_sequential, start, widen
-from hardy.models.stacked import Conv2d, MaxPool2d
+from hardy.models.stacked import Conv2d, Linear, MaxPool2d
 
 CIFAR: Scale = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
@@ -86,9 +86,9 @@ def small_cnn(
         scale=entrance(shape, scale, smallest=8),
         **layers,
         flat=nn.Flatten(),
-        fc1=nn.Linear(sides[-1] * cells(shape, 8), hidden),
+        fc1=Linear(sides[-1] * cells(shape, 8), hidden),
         relu=nn.ReLU(),
-        fc2=nn.Linear(hidden, classes),
+        fc2=Linear(hidden, classes),
     )
 
 
@@ -121,9 +121,9 @@ def fbn_cnn(
         pool2=MaxPool2d(2),
         drop2=Dropout(0.25),
         flat=nn.Flatten(),
-        fc1=nn.Linear(b * cells(shape, 4), hidden),
+        fc1=Linear(b * cells(shape, 4), hidden),
         relu5=nn.ReLU(),
-        fc2=nn.Linear(hidden, classes),
+        fc2=Linear(hidden, classes),
     )
 
 
@@ -157,13 +157,13 @@ def flra_alexnet(
         norm2=norm(b),
         pool2=halve(),
         flat=nn.Flatten(),
-        fc1=nn.Linear(b * cells(shape, 4), c),
+        fc1=Linear(b * cells(shape, 4), c),
         norm3=norm(c),
         relu3=nn.ReLU(),
-        fc2=nn.Linear(c, d),
+        fc2=Linear(c, d),
         norm4=norm(d),
         relu4=nn.ReLU(),
-        fc3=nn.Linear(d, classes),
+        fc3=Linear(d, classes),
     )
     return start(layers, nn.init.xavier_uniform_)
 
@@ -225,6 +225,6 @@ def mini_inception(
         mix8=inception(176, 160),
         average=nn.AdaptiveAvgPool2d(1),
         flat=nn.Flatten(),
-        fc=nn.Linear(side, classes),
+        fc=Linear(side, classes),
     )
     return start(layers, nn.init.kaiming_normal_)

@@ -5,7 +5,7 @@ from torch import nn
 from hardy.core.layers import BatchNorm
 from hardy.core.tensors import ImageShape
 from hardy.models.blocks import HALF, MakeNorm, Scale, cells, entrance, named_sequential, widen
-from hardy.models.stacked import Conv2d, MaxPool2d
+from hardy.models.stacked import Conv2d, Linear, MaxPool2d
 
 
 def digits_cnn(
@@ -32,13 +32,13 @@ def digits_cnn(
         norm3=norm(c),
         relu3=nn.ReLU(),
         flat=nn.Flatten(),
-        fc1=nn.Linear(c * cells(shape, 4), d),
+        fc1=Linear(c * cells(shape, 4), d),
         norm4=norm(d),
         relu4=nn.ReLU(),
-        fc2=nn.Linear(d, e),
+        fc2=Linear(d, e),
         norm5=norm(e),
         relu5=nn.ReLU(),
-        fc3=nn.Linear(e, classes),
+        fc3=Linear(e, classes),
     )
 
 
@@ -84,11 +84,11 @@ def alexnet(
         # AdaptiveAvgPool2d(6) on the 7x7 map of a 256x256 image, but with a deterministic backward on CUDA
         average=nn.AvgPool2d((max(1, height - 5), max(1, breadth - 5)), stride=1),
         flat=nn.Flatten(),
-        fc1=nn.Linear(e * min(height, 6) * min(breadth, 6), f),
+        fc1=Linear(e * min(height, 6) * min(breadth, 6), f),
         norm6=norm(f),
         relu6=nn.ReLU(),
-        fc2=nn.Linear(f, g),
+        fc2=Linear(f, g),
         norm7=norm(g),
         relu7=nn.ReLU(),
-        fc3=nn.Linear(g, classes),
+        fc3=Linear(g, classes),
     )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hardy.core.layers import BatchNorm
 from hardy.core.tensors import ImageShape
 from hardy.models.blocks import HALF, MakeNorm, Scale, entrance, named_sequential, start, widen
-from hardy.models.stacked import Conv2d
+from hardy.models.stacked import Conv2d, Linear
 
 
 def _shortcut(entering: int, leaving: int, stride: int) -> nn.Module | None:
@@ -86,7 +86,7 @@ def preresnet18(
         relu=nn.ReLU(),
         average=nn.AdaptiveAvgPool2d(1),
         flat=nn.Flatten(),
-        fc=nn.Linear(channels[-1], classes),
+        fc=Linear(channels[-1], classes),
     )
 
 
@@ -108,7 +108,7 @@ def resnet18(
         **_stages(channels, 2, partial(_Block, norm=norm)),
         average=nn.AdaptiveAvgPool2d(1),
         flat=nn.Flatten(),
-        fc=nn.Linear(channels[-1], classes),
+        fc=Linear(channels[-1], classes),
     )
 
 
@@ -138,6 +138,6 @@ def mini_resnet(
         **_stages(channels, 5, partial(_Block, norm=norm, bias=True)),
         average=nn.AdaptiveAvgPool2d(1),
         flat=nn.Flatten(),
-        fc=nn.Linear(channels[-1], classes),
+        fc=Linear(channels[-1], classes),
     )
     return start(layers, nn.init.xavier_uniform_)

@@ -9,7 +9,7 @@ from torch import nn
 from hardy.core.layers import BatchNorm
 from hardy.core.tensors import ImageShape
 from hardy.models.blocks import HALF, MakeNorm, Scale, cells, entrance, named_sequential, vector_entrance, widen
-from hardy.models.stacked import Conv2d, MaxPool2d
+from hardy.models.stacked import Conv2d, Linear, MaxPool2d
 
 
 def mlp(
@@ -27,11 +27,11 @@ def mlp(
     """
     sizes = [prod(shape), *widen(width, *hidden)]
     layers = {
-        f"hidden{number}": named_sequential(fc=nn.Linear(entering, leaving), norm=norm(leaving), relu=nn.ReLU())
+        f"hidden{number}": named_sequential(fc=Linear(entering, leaving), norm=norm(leaving), relu=nn.ReLU())
         for number, (entering, leaving) in enumerate(pairwise(sizes), 1)
     }
     first = vector_entrance(shape[0], scale) if len(shape) == 1 else entrance(shape, scale)
-    return named_sequential(scale=first, flat=nn.Flatten(), **layers, fc=nn.Linear(sizes[-1], classes))
+    return named_sequential(scale=first, flat=nn.Flatten(), **layers, fc=Linear(sizes[-1], classes))
 
 
 def tiny_cnn(
@@ -55,5 +55,5 @@ def tiny_cnn(
         pool2=MaxPool2d(2),
         relu2=nn.ReLU(),
         flat=nn.Flatten(),
-        fc=nn.Linear(b * cells(shape, 4), classes),
+        fc=Linear(b * cells(shape, 4), classes),
     )
