@@ -11,6 +11,7 @@ from typing import Any
 import hardy
 from hardy.attacks.threats import parse_threat
 from hardy.config.values import construct
+from hardy.core.engine import DataPart
 from hardy.errors import HardyError, unknown
 from hardy.user_code import import_code
 
@@ -33,6 +34,8 @@ class Measure:
     """pattern of the names of the rows that have it; absent: all"""
     limit: int | None = None
     """rows of each client; absent: all"""
+    part: DataPart = "test"
+    """test, validation or train rows"""
     width: float = 1.0
     robustness: float | None = None
     """level λ"""

@@ -4,6 +4,7 @@ import gc
 import importlib.util
 import inspect
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -200,17 +201,27 @@ def _measure(run: Run, measure: Measure, data: Path | None, *, quiet: bool) -> d
         attack_branch=measure.attack_branch,
         predict_branch=measure.predict_branch,
         limit=measure.limit,
+        part=measure.part,
         checks=False,
         report=False,
         quiet=quiet,
     )
     score = next(iter(found["robust_accuracy"].values())) if measure.threat else found["standard_accuracy"]
-    figure = {key: _rounded(score[key]) for key in _FIGURE}
+    figure = {key: _rounded(score[key]) for key in _FIGURE} | _distinct(run, measure, score)
     figure |= _by_kind(run, score["by_client"])
     if measure.width != 1 or len(run.engine.plan.method.budget.widths) > 1:
         costs = run.customise(client=0).customise(width=measure.width, robustness=measure.robustness).costs()
         figure |= {key: costs[key] for key in ("macs", "parameters")}
     return figure | {"how": described(measure)}
+
+
+def _distinct(run: Run, measure: Measure, score: dict[str, Any]) -> dict[str, Any]:
+    """Where clients share test rows, an image counts once, and the error is at most that of all of them together."""
+    rows = [getattr(client, measure.part)[: measure.limit] for client in run.engine.data.clients]
+    images = len({row for own in rows for row in own.tolist()})
+    if images == score["images"]:
+        return {}
+    return {"images": images, "standard_error": _rounded(math.sqrt(score["mean"] * (1 - score["mean"]) / images))}
 
 
 def _by_kind(run: Run, shares: Sequence[float | None]) -> dict[str, float]:
