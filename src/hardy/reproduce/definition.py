@@ -169,7 +169,7 @@ class ResultTable:
         for name in asked:
             defined = [one for one in self.measures if one.name == name]
             if not defined:
-                found.append(Measure(name=name, threat="" if name == CLEAN else name))
+                found.append(Measure(name=name, threat="" if name == CLEAN or self.program else name))
             found += [one for one in defined if re.search(one.rows, row)]
         return found
 
