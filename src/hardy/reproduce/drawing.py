@@ -29,7 +29,7 @@ def draw(picture: ResultPicture, tables: Mapping[str, ResultTable]) -> str:
         raise unknown(f"row of picture {picture.file}", missing[0], table.rows)
     if picture.kind == "rows":
         return _draw_rows(picture, table, found)
-    curves = {}
+    curves: dict[str, Curve] = {}
     for row, words in picture.rows.items():
         one = found[row][:1]
         if picture.kind == "rounds":
@@ -38,8 +38,8 @@ def draw(picture: ResultPicture, tables: Mapping[str, ResultTable]) -> str:
             points = [point for record in one for point in _points(record, picture.columns)]
         else:
             raise unknown(f"kind of picture {picture.file}", picture.kind, ("rows", "rounds", "points"))
-        if points:
-            curves[words] = points
+        if points:  # rows that share their words share a curve
+            curves[words] = [*curves.get(words, []), *points]
     return _draw_curves(picture, curves)
 
 

@@ -122,16 +122,20 @@ def page_contents(folder: Path) -> dict[Path, str]:
     for name, one in papers(folder).items():
         tables = [read_table(path) for path in table_files(folder, name)]
         page = folder / name / "README.md"
-        text = written(_read(page), "list", list_markdown(folder, name), str(page))
+        head = f"**Claim** ({one.reference}): {one.claim}\n\n**Verdict.** {one.verdict}\n\n"
+        text = written(_read(page), "list", head + list_markdown(folder, name), str(page))
         for table in tables:
             content = table_block(table, read_records(table, quick=False), read_records(table, quick=True))
-            text = written(text, table.path, content, str(page))
+            head = f"**{table.title}** ([{table.name}.toml]({table.name}.toml)): {state(table)}."
+            text = written(text, table.path, f"{head}\n\n{content}", str(page))
         made[page] = text
         by_name = {table.name: table for table in tables}
         for picture in one.pictures:
             made[(folder / name / picture.file).resolve()] = draw(picture, by_name)
     front = folder / "README.md"
-    made[front] = written(_read(front), "list", list_markdown(folder), str(front))
+    verdicts = [f"| [{one.title}]({name}/README.md) | {one.verdict} |" for name, one in papers(folder).items()]
+    head = "\n".join(["| paper | verdict |", "|---|---|", *verdicts])
+    made[front] = written(_read(front), "list", f"{head}\n\n{list_markdown(folder)}", str(front))
     for page in (folder.parent / "README.md",):
         if page.is_file():
             text = page.read_text("utf-8")
