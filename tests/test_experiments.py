@@ -42,16 +42,23 @@ def noise(monkeypatch):
 
     @cache
     def load_noise(name):
-        rng, shape = np.random.default_rng(0), (16, 16, 1 if name == "mnist" else 3)
+        rng, side = np.random.default_rng(0), 64 if name == "domainnet" else 16
+        shape, rows_of_all = (side, side, 1 if name == "mnist" else 3), 600 if name == "domainnet" else 3000
 
         def images(rows):
             return rng.integers(0, 256, (rows, *shape), dtype=np.uint8), np.arange(rows) % 10
 
         def domain(name):
-            (x, y), (x_test, y_test) = images(3000), images(400)
-            owners = (np.arange(3000) % 455, np.arange(400) % 455) if name == "celeba" else (None, None)
+            (x, y), (x_test, y_test) = images(rows_of_all), images(400)
+            owners = (np.arange(3000) % 250, np.arange(400) % 250) if name == "celeba" else (None, None)
             return Domain(
-                name=name, x_train=x, y_train=y, x_test=x_test, y_test=y_test, owners_train=owners[0], owners_test=owners[1]
+                name=name,
+                x_train=x,
+                y_train=y,
+                x_test=x_test,
+                y_test=y_test,
+                owners_train=owners[0],
+                owners_test=owners[1],
             )
 
         names = DOMAINS.get(name, (name,))

@@ -273,7 +273,7 @@ class Published:
     tables: tuple[str, ...] = ()
     """tables of this folder"""
     why: str = ""
-    """why there is none"""
+    """its state, where there is no table to run: not run and why, or where else it is"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """Pictures drawn from records, as SVG files that stand alone."""
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -58,9 +59,10 @@ def _draw_rows(picture: ResultPicture, table: ResultTable, found: Mapping[str, l
     scores = {row: [score(records, column) for column in picture.columns] for row, records in found.items()}
     scale = 100 if table.unit == "%" else 1.0
     papers = {row: [table.rows[row].paper.get(column) for column in picture.columns] for row in found}
-    values = [scale * s.mean for row in scores.values() for s in row if s] + [
-        p for row in papers.values() for p in row if p
-    ]
+    values = [p for row in papers.values() for p in row if p]
+    for one in (one for row in scores.values() for one in row if one):
+        reach = _TRUST * (one.noise or 0.0)
+        values += [scale * (one.mean - reach), scale * (one.mean + reach)]
     if not values:
         raise HardyError(f"picture {picture.file} has nothing to show: no row of {table.path} is measured.")
     step = picture.step
@@ -122,9 +124,8 @@ def _draw_curves(picture: ResultPicture, curves: Mapping[str, Curve]) -> str:
         (x0, down), (x1, _) = place(first, y), place(last, y)
         body.append(f'<path d="M{x0:.0f} {down:.1f}H{x1:.0f}" stroke="#ddd"/>')
         body.append(_words(x0 - 8, down + 4, f"{y:g}", anchor="end"))
-    for part in range(4):
-        x = first + (last - first) * part / 3
-        body.append(_words(place(x, 0)[0], _HEIGHT - 20, f"{x:.3g}" if last < 1000 else f"{x:.0f}", anchor="middle"))
+    for x in _round_numbers(first, last):
+        body.append(_words(place(x, 0)[0], _HEIGHT - 20, f"{x:g}", anchor="middle"))
     body.append(_words(place((first + last) / 2, 0)[0], _HEIGHT - 4, picture.x_name, anchor="middle"))
     ends = sorted((place(curve[-1][0], 100 * curve[-1][1])[1], words) for words, curve in curves.items())
     tops: dict[str, float] = {}
@@ -138,6 +139,13 @@ def _draw_curves(picture: ResultPicture, curves: Mapping[str, Curve]) -> str:
             body += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in spots]
         body.append(_words(_WIDTH - _RIGHT + 8, tops[words], f"{words} {100 * curve[-1][1]:.1f}", colour=colour))
     return _svg(_WIDTH, _HEIGHT, body, picture.title)
+
+
+def _round_numbers(first: float, last: float) -> list[float]:
+    """Three to seven of them between two numbers."""
+    power = 10.0 ** math.floor(math.log10((last - first) / 3 or 1.0))
+    step = next(m * power for m in (10, 5, 2, 1) if (last - first) / (m * power) >= 3)
+    return [at * step for at in range(math.ceil(first / step), math.floor(last / step) + 1)]
 
 
 def _words(

@@ -1,6 +1,6 @@
 """Every table and figure of the papers with its state, and the pages that the program writes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,16 +46,22 @@ def state(table: ResultTable) -> str:
         return f"not run: {table.not_run or 'GPU time'}"
     part = "" if len(run) == len(runnable) else f", {len(run)} of {len(runnable)} rows"
     seeds = [len(found) if found[0]["seed"] is not None else _counted(found) for found in run.values()]
-    counted = f"{min(seeds)} seed{'s' * (min(seeds) > 1)}" + (f" to {max(seeds)}" if max(seeds) > min(seeds) else "")
+    counted = f"{_span(seeds)} seed{'s' * (max(seeds) > 1)}"
     short = {
         row: found[0]["rounds"]
         for row, found in run.items()
         if found[0]["rounds"] is not None and found[0]["rounds"] < table.wanted_rounds(row)
     }
     if short:
-        row = min(short, key=lambda name: short[name] / table.wanted_rounds(name))
-        return f"shorter: {short[row]:,} of {table.wanted_rounds(row):,} rounds{part}, {counted}{smaller}"
+        wanted = _span([table.wanted_rounds(row) for row in short])
+        return f"shorter: {_span(list(short.values()))} of {wanted} rounds{part}, {counted}{smaller}"
     return f"full length{part}, {counted}{smaller}"
+
+
+def _span(values: Sequence[int]) -> str:
+    """1 to 3, or 3 where all are alike."""
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _counted(found: list[dict[str, object]]) -> int:
@@ -84,7 +90,7 @@ def entries(folder: Path, paper: str = "") -> Iterator[Entry]:
                     state=states[stem],
                 )
             if place.why:
-                yield Entry(paper=name, published=published, table="", shows=place.shows, state=f"not run: {place.why}")
+                yield Entry(paper=name, published=published, table="", shows=place.shows, state=place.why)
         taken = {stem for place in one.published.values() for stem in place.tables}
         for stem, table in tables.items():
             if stem not in taken:
@@ -101,6 +107,7 @@ def listing(folder: Path, paper: str = "") -> str:
             lines += ["", f"{one.title} ({one.reference})"]
         lines += [f"  {e.table or '-':<{wide}}  {e.published or 'ours':<10}  {e.shows}: {e.state}" for e in own]
     counts = {word: sum(entry.state.startswith(word) for entry in found) for word in STATES}
+    counts["in words"] = len(found) - sum(counts.values())
     total = ", ".join(f"{count} {word}" for word, count in counts.items())
     return "\n".join([*lines, "", f"{len(found)} tables and figures: {total}"]).lstrip("\n")
 

@@ -172,7 +172,7 @@ def table_markdown(table: ResultTable, records: Sequence[Record], *, quick: bool
         if shorter:
             cells.append(f"{found[row][0]['rounds']:,}" if found[row] else "")
         lines.append(cells)
-    text = "\n".join(f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in lines)
+    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     return f"{text}\n\n{_caption(table, found, columns, others, compared)}"
 
 
@@ -198,18 +198,18 @@ def _caption(
     records = [record for row in found.values() for record in row]
     if not records:
         return "Not run."
-    errors = []
-    for column in columns:
-        scores = [s for row in found.values() if row and (s := score(row, column)) is not None and s.error is not None]
-        if scores:
-            worst = max(scores, key=lambda s: s.error or 0.0)
-            images = sorted({s.images for s in scores if s.images})
-            counted = " or ".join(f"{n:,}" for n in images) if len(images) < 4 else f"{images[0]:,} to {images[-1]:,}"
-            most = "at most " if worst.bound else ""
-            errors.append(f"{column} {most}{shown(worst.error or 0.0, table.unit)} ({counted} images)")
-    parts = (
-        [f"Ours: mean ± deviation (seeds). Standard error of the test sample: {'; '.join(errors)}."] if errors else []
-    )
+    worst: dict[int, Score] = {}
+    for row in found.values():
+        for one in (score(row, column) for column in columns):
+            if one is not None and one.error is not None and one.images:
+                known = worst.get(one.images)
+                worst[one.images] = one if known is None or one.error > (known.error or 0.0) else known
+    errors = [
+        f"{'at most ' if one.bound else 'up to '}{shown(one.error or 0.0, table.unit)} on {images:,} images"
+        for images, one in sorted(worst.items(), reverse=True)
+    ]
+    parts = ["Ours: mean ± deviation (seeds)."]
+    parts += [f"Standard error of the test sample: {', '.join(errors)}."] if errors else []
     names = sorted({name for name in others.values() if name})
     if compared and len(names) == 1:
         parts.append(f"Differences are from {names[0]}.")
