@@ -138,7 +138,7 @@ def test_several_rows_at_once_and_a_process_that_is_killed(folder):
 QUICK = {
     "fedrbn/table_2": ("MNIST: FedRBN, λ = 0.5", "data.limit=40"),
     "fedrobust/figures_1_2_alexnet": ("FedRobust", "data.limit=40"),
-    "sfat/table_9_small": ("SFAT", "data.limit=60"),
+    "sfat/table_2": ("SFAT, AT", "data.limit=60"),
     "fbn/figure_3": ("FBN, γ = 0", "data.limit=80"),
     "split_mix/table_1": ("Split-Mix", "data.limit=80"),
 }

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hardy.errors import HardyError
-from hardy.reproduce.definition import CLEAN, Measure, ResultTable, TableRow, read_paper, read_table, table_files
+from hardy.reproduce.definition import CLEAN, ResultTable, RowMeasure, TableRow, read_paper, read_table, table_files
 from hardy.reproduce.listing import entries, listing, page_contents
 from hardy.reproduce.published_pages import (
     chosen_records,
@@ -183,7 +183,7 @@ def test_mistakes_in_a_table_are_named(tmp_path):
         ({"rows": {"a": {"paper": {"pgd-7": 1.0}}}}, "unknown column of the paper"),
         ({"rows": {"a": {"set": ("@x",)}}}, "unknown list of overrides"),
         ({"compare": ("pgd-7",)}, "unknown column under compare"),
-        ({"measures": (Measure(name="x", rows="z"),)}, "no row has the measure"),
+        ({"measures": (RowMeasure(name="x", rows="z"),)}, "no row has the measure"),
         ({"program": "p.py"}, "an experiment or a program"),
     ):
         with pytest.raises(HardyError, match=words):

@@ -23,7 +23,7 @@ FOLDER = "experiments"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measure:
+class RowMeasure:
     """How a figure is measured: accuracy of the last round on all test rows, unless it says otherwise."""
 
     name: str
@@ -117,7 +117,7 @@ class ResultTable:
     """why nobody has run it, in words for the list; figures take its place"""
     overrides: dict[str, tuple[str, ...]] = field(default_factory=dict)
     rows: dict[str, TableRow]
-    measures: tuple[Measure, ...] = ()
+    measures: tuple[RowMeasure, ...] = ()
     quick: Quick | None = None
 
     # where it was read from
@@ -161,7 +161,7 @@ class ResultTable:
         pattern = self.quick.rows if quick and self.quick else ""
         return [name for name, row in self.rows.items() if not row.not_run and re.search(pattern, name)]
 
-    def measures_of(self, row: str, *, quick: bool = False) -> list[Measure]:
+    def measures_of(self, row: str, *, quick: bool = False) -> list[RowMeasure]:
         """What a row is measured by, for its columns."""
         asked = dict.fromkeys(split_column(column)[0] for column in self.columns_of(quick=quick))
         asked.pop(COST, None)
@@ -169,7 +169,7 @@ class ResultTable:
         for name in asked:
             defined = [one for one in self.measures if one.name == name]
             if not defined:
-                found.append(Measure(name=name, threat="" if name == CLEAN or self.program else name))
+                found.append(RowMeasure(name=name, threat="" if name == CLEAN or self.program else name))
             found += [one for one in defined if re.search(one.rows, row)]
         return found
 

@@ -6,7 +6,7 @@ from html import escape
 
 from hardy.errors import HardyError, unknown
 from hardy.reproduce.definition import ResultPicture, ResultTable
-from hardy.reproduce.published_pages import chosen_records, score, shown
+from hardy.reproduce.published_pages import chosen_records, in_unit, score
 from hardy.reproduce.records import Record, read_records, value_of
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _BELOW = 760, 320, 46, 250, 40
@@ -99,7 +99,7 @@ def _draw_rows(picture: ResultPicture, table: ResultTable, found: Mapping[str, l
             body.append(
                 f'<path d="M{place(x - reach):.1f} {y:.1f}H{place(x + reach):.1f}" stroke="{colour}" stroke-width="2"/>'
             )
-            note = f"<title>{escape(words)}: {shown(s.mean, table.unit)}</title>"
+            note = f"<title>{escape(words)}: {in_unit(s.mean, table.unit)}</title>"
             body.append(f'<circle cx="{place(x):.1f}" cy="{y:.1f}" r="4.5" fill="{colour}">{note}</circle>')
     return _svg(_WIDTH, height, body, picture.title)
 

@@ -82,7 +82,7 @@ def score(records: Sequence[Record], column: str) -> Score | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class RowDifference:
     """A row's figure against another's."""
 
     value: float
@@ -100,14 +100,14 @@ class Difference:
         return self.certain is True and self.seeds >= ENOUGH_SEEDS
 
 
-def difference(own: Sequence[Record], other: Sequence[Record], column: str) -> Difference | None:
+def difference(own: Sequence[Record], other: Sequence[Record], column: str) -> RowDifference | None:
     """Seed by seed where both have the same seeds, so that what they share does not count as noise."""
     one, two = score(own, column), score(other, column)
     if one is None or two is None:
         return None
     value, count = one.mean - two.mean, min(one.seeds, two.seeds)
     if one.error is None or two.error is None:
-        return Difference(value=value, noise=None, seeds=count)
+        return RowDifference(value=value, noise=None, seeds=count)
     sample = math.hypot(one.error, two.error)
     pairs = {r["seed"]: v for r in other if (v := value_of(r, column)) is not None}
     paired = [v - pairs[r["seed"]] for r in own if (v := value_of(r, column)) is not None and r["seed"] in pairs]
@@ -115,10 +115,10 @@ def difference(own: Sequence[Record], other: Sequence[Record], column: str) -> D
         between = stdev(paired) / math.sqrt(len(paired))
     else:
         between = math.hypot(*((s.deviation or 0.0) / math.sqrt(s.seeds) for s in (one, two)))
-    return Difference(value=value, noise=math.hypot(sample, between), seeds=count)
+    return RowDifference(value=value, noise=math.hypot(sample, between), seeds=count)
 
 
-def shown(value: float, unit: str, digits: int = 1) -> str:
+def in_unit(value: float, unit: str, digits: int = 1) -> str:
     return f"{100 * value:.{digits}f}" if unit == "%" else f"{value:.3g}"
 
 
@@ -126,21 +126,21 @@ def shown_score(found: Score | None, unit: str) -> str:
     """43.5 ± 0.4 (3): mean, deviation and number of seeds."""
     if found is None:
         return ""
-    spread = "" if found.deviation is None else f" ± {shown(found.deviation, unit)}"
-    return f"{shown(found.mean, unit)}{spread} ({found.seeds})"
+    spread = "" if found.deviation is None else f" ± {in_unit(found.deviation, unit)}"
+    return f"{in_unit(found.mean, unit)}{spread} ({found.seeds})"
 
 
-def shown_difference(found: Difference | None, unit: str) -> str:
+def shown_difference(found: RowDifference | None, unit: str) -> str:
     """+4.1 ± 0.7, bold where it is certain over enough seeds; a difference within noise says so."""
     if found is None:
         return ""
-    words = f"{'−' if found.value < 0 else '+'}{shown(abs(found.value), unit)}"
+    words = f"{'−' if found.value < 0 else '+'}{in_unit(abs(found.value), unit)}"
     if found.noise is None:
         return f"{words}, noise not known"
     if not found.certain:
-        return f"{words} ± {shown(found.noise, unit)}: within noise"
+        return f"{words} ± {in_unit(found.noise, unit)}: within noise"
     words = f"**{words}**" if found.bold else words
-    return f"{words} ± {shown(found.noise, unit)}"
+    return f"{words} ± {in_unit(found.noise, unit)}"
 
 
 def table_markdown(table: ResultTable, records: Sequence[Record], *, quick: bool = False) -> str:
@@ -205,7 +205,7 @@ def _caption(
                 known = worst.get(one.images)
                 worst[one.images] = one if known is None or one.error > (known.error or 0.0) else known
     errors = [
-        f"{'at most ' if one.bound else 'up to '}{shown(one.error or 0.0, table.unit)} on {images:,} images"
+        f"{'at most ' if one.bound else 'up to '}{in_unit(one.error or 0.0, table.unit)} on {images:,} images"
         for images, one in sorted(worst.items(), reverse=True)
     ]
     parts = ["Ours: mean ± deviation (seeds)."]

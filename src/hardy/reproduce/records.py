@@ -21,7 +21,7 @@ from hardy.config import Experiment
 from hardy.core.files import disk, make_folder, write_atomic
 from hardy.core.json_files import read_json
 from hardy.errors import HardyError
-from hardy.reproduce.definition import COST, Measure, ResultTable, split_column
+from hardy.reproduce.definition import COST, ResultTable, RowMeasure, split_column
 
 SCHEMA = 1
 KEYS: dict[str, type | tuple[type, ...]] = {
@@ -185,13 +185,13 @@ def value_of(record: Record, column: str) -> float | None:
     return None
 
 
-def has_figure(record: Record, measure: Measure) -> bool:
+def has_figure(record: Record, measure: RowMeasure) -> bool:
     """Whether the figure is there, measured as it is asked for."""
     found = record["figures"].get(measure.name)
     return found is not None and found.get("how") == described(measure)
 
 
-def described(measure: Measure) -> dict[str, Any]:
+def described(measure: RowMeasure) -> dict[str, Any]:
     """The options of a measure that are not the usual ones."""
     return {
         one.name: value

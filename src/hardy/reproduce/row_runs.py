@@ -18,7 +18,7 @@ from hardy.config import Experiment
 from hardy.core.files import versions
 from hardy.errors import HardyError, unknown
 from hardy.report.stored_run import read_run
-from hardy.reproduce.definition import Measure, ResultTable, find_table, read_table, same_row, table_files
+from hardy.reproduce.definition import ResultTable, RowMeasure, find_table, read_table, same_row, table_files
 from hardy.reproduce.records import (
     SCHEMA,
     Record,
@@ -186,7 +186,7 @@ def _fit_or_resume(chosen: Experiment, folder: Path, data: Path | None, *, quiet
     return fit(chosen, out=folder, data_folder=data, quiet=quiet)
 
 
-def _measure(run: Run, measure: Measure, data: Path | None, *, quiet: bool) -> dict[str, Any]:
+def _measure(run: Run, measure: RowMeasure, data: Path | None, *, quiet: bool) -> dict[str, Any]:
     """A figure as a record holds it."""
     assert run.folder is not None
     seen = load(run.folder, best=True, data_folder=data) if measure.best else run
@@ -215,7 +215,7 @@ def _measure(run: Run, measure: Measure, data: Path | None, *, quiet: bool) -> d
     return figure | {"how": described(measure)}
 
 
-def _distinct(run: Run, measure: Measure, score: dict[str, Any]) -> dict[str, Any]:
+def _distinct(run: Run, measure: RowMeasure, score: dict[str, Any]) -> dict[str, Any]:
     """Where clients share test rows, an image counts once, and the error is at most that of all of them together."""
     rows = [getattr(client, measure.part)[: measure.limit] for client in run.engine.data.clients]
     images = len({row for own in rows for row in own.tolist()})
