@@ -1,6 +1,5 @@
 """`hardy reproduce`: rows run, go on where they were stopped, and reach results and pages."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -164,9 +163,8 @@ def run_quick(path, row, tmp_path, *more):
 def test_a_short_form_of_each_paper_runs(path, tmp_path, monkeypatch):
     monkeypatch.delenv("HARDY_DATA", raising=False)  # the embedded digits are enough
     row, limit = QUICK[path]
-    toml = (FOLDER / f"{path}.toml").read_text()
     found = run_quick(path, row, tmp_path, limit)
-    assert json.dumps(row, ensure_ascii=False) in toml and found["rounds"] == 1
+    assert found["rounds"] == 1
     assert all(0 <= figure["mean"] <= 1 for figure in found["figures"].values())
 
 
