@@ -10,7 +10,7 @@ from hardy.reproduce.definition import CLEAN, ResultTable, RowMeasure, TableRow,
 from hardy.reproduce.listing import entries, listing, page_contents
 from hardy.reproduce.published_pages import (
     chosen_records,
-    difference,
+    row_difference,
     score,
     shown_difference,
     shown_score,
@@ -118,17 +118,17 @@ def test_mean_deviation_and_error_of_a_figure():
 def test_a_difference_is_bold_only_where_seeds_and_images_tell_it_apart():
     a = [record("a", seed, 0.60 + 0.01 * seed) for seed in range(3)]
     b = [record("b", seed, 0.50 + 0.01 * seed) for seed in range(3)]
-    sure = difference(a, b, CLEAN)  # the seeds agree, so only the images count: sqrt(2) * 0.01
+    sure = row_difference(a, b, CLEAN)  # the seeds agree, so only the images count: sqrt(2) * 0.01
     assert sure.noise == pytest.approx(0.014142, abs=1e-6) and sure.bold
     assert shown_difference(sure, "%") == "**+10.0** ± 1.4"
-    one = difference(a[:1], b[:1], CLEAN)
+    one = row_difference(a[:1], b[:1], CLEAN)
     assert one.certain and not one.bold and shown_difference(one, "%") == "+10.0 ± 1.4"
     near = [record("c", seed, 0.61 + 0.01 * seed) for seed in range(3)]
-    assert shown_difference(difference(near, a, CLEAN), "%") == "+1.0 ± 1.4: within noise"
+    assert shown_difference(row_difference(near, a, CLEAN), "%") == "+1.0 ± 1.4: within noise"
     unlike = [record("d", seed, value) for seed, value in enumerate((0.9, 0.6, 0.45))]
-    assert shown_difference(difference(unlike, a, CLEAN), "%").endswith("within noise")  # one lucky seed is no lead
+    assert shown_difference(row_difference(unlike, a, CLEAN), "%").endswith("within noise")  # one lucky seed is no lead
     unknown = [record("e", 0, 0.9, error=None, images=None)]
-    assert shown_difference(difference(unknown, b[:1], CLEAN), "%") == "+40.0, noise not known"
+    assert shown_difference(row_difference(unknown, b[:1], CLEAN), "%") == "+40.0, noise not known"
 
 
 def test_the_longest_runs_of_one_configuration_are_shown():

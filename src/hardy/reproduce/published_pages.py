@@ -100,7 +100,7 @@ class RowDifference:
         return self.certain is True and self.seeds >= ENOUGH_SEEDS
 
 
-def difference(own: Sequence[Record], other: Sequence[Record], column: str) -> RowDifference | None:
+def row_difference(own: Sequence[Record], other: Sequence[Record], column: str) -> RowDifference | None:
     """Seed by seed where both have the same seeds, so that what they share does not count as noise."""
     one, two = score(own, column), score(other, column)
     if one is None or two is None:
@@ -163,7 +163,7 @@ def table_markdown(table: ResultTable, records: Sequence[Record], *, quick: bool
         cells = [row, *(_paper_cell(table, row, column) for column in published)]
         cells += [shown_score(score(found[row], column), table.unit) for column in columns]
         other = others[row]
-        gaps = [difference(found[row], found.get(other, []), column) if other else None for column in compared]
+        gaps = [row_difference(found[row], found.get(other, []), column) if other else None for column in compared]
         if compared:
             cells += [
                 *(shown_difference(gap, table.unit) for gap in gaps),
