@@ -68,7 +68,7 @@ def score(records: Sequence[Record], column: str) -> Score | None:
         return None
     values = tuple(value for _, value in known)
     figure = known[0][0]
-    deviation = stdev(values) if len(values) > 1 else figure.get("deviation") if key == "mean" else None
+    deviation = stdev(values) if len(values) > 1 else _kept_deviation(figure, key)
     count = len(values) if len(values) > 1 else figure.get("seeds", 1)
     error, bound = None, False
     if key == "mean":
@@ -79,6 +79,14 @@ def score(records: Sequence[Record], column: str) -> Score | None:
             share = mean(values)
             error, bound = math.sqrt(share * (1 - share) / figure["images"]), True
     return Score(values=values, seeds=count, deviation=deviation, error=error, bound=bound, images=figure["images"])
+
+
+def _kept_deviation(figure: Record, key: str) -> float | None:
+    """Between seeds, of a record that is itself a mean over them."""
+    name = key.replace(" ", "_")
+    kept = figure.get("deviation" if key == "mean" else f"{name}_deviation")
+    found: float | None = (figure.get("by_domain_deviation") or {}).get(key) if kept is None else kept
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +134,8 @@ def shown_score(found: Score | None, unit: str) -> str:
     """43.5 ± 0.4 (3): mean, deviation and number of seeds."""
     if found is None:
         return ""
-    spread = "" if found.deviation is None else f" ± {in_unit(found.deviation, unit)}"
+    deviation = found.deviation
+    spread = "" if deviation is None else f" ± {in_unit(deviation, unit) if unit == '%' else format(deviation, '.1g')}"
     return f"{in_unit(found.mean, unit)}{spread} ({found.seeds})"
 
 
