@@ -139,20 +139,18 @@ def page_contents(folder: Path) -> dict[Path, str]:
         by_name = {table.name: table for table in tables}
         for picture in one.pictures:
             made[(folder / name / picture.file).resolve()] = draw(picture, by_name)
-    front = folder / "README.md"
-    verdicts = [f"| [{one.title}]({name}/README.md) | {one.verdict} |" for name, one in papers(folder).items()]
-    head = "\n".join(["| paper | verdict |", "|---|---|", *verdicts])
-    made[front] = written(_read(front), "list", f"{head}\n\n{list_markdown(folder)}", str(front))
-    for page in (folder.parent / "README.md",):
-        if page.is_file():
-            text = page.read_text("utf-8")
-            for path in table_files(folder):
-                path_name = f"{path.parent.name}/{path.stem}"
-                if block(path_name).search(text):
-                    table = read_table(path)
-                    text = written(text, path_name, table_block(table, read_records(table, quick=False), []), str(page))
-            made[page] = text
+    front, page = folder / "README.md", folder.parent / "README.md"
+    text = f"{_verdicts(papers(folder))}\n\n{list_markdown(folder)}"
+    made[front] = written(_read(front), "list", text, str(front))
+    if page.is_file() and block("verdicts").search(first := page.read_text("utf-8")):
+        five = {name: one for name, one in papers(folder).items() if not one.ours}
+        made[page] = written(first, "verdicts", _verdicts(five, f"{folder.name}/"), str(page))
     return made
+
+
+def _verdicts(known: dict[str, Paper], up: str = "") -> str:
+    lines = [f"| [{one.title}]({up}{name}/README.md) | {one.verdict} |" for name, one in known.items()]
+    return "\n".join(["| paper | verdict |", "|---|---|", *lines])
 
 
 def _read(page: Path) -> str:
