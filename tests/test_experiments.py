@@ -1,12 +1,6 @@
-"""Every published experiment and every row of every grid is read and bound as it stands; experiments begin to run."""
+"""Every published experiment and every row of every table is read and bound as it stands; experiments begin to run."""
 
-import importlib.util
-import json
 import re
-import shutil
-import subprocess
-import sys
-import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -14,27 +8,28 @@ import numpy as np
 import pytest
 
 import hardy
-from hardy.attacks.threats import parse_threat as parse
 from hardy.config import named
 from hardy.data import sources
 from hardy.data.dataset import Dataset, Domain
 from hardy.engines import EngineChoice
+from hardy.reproduce.definition import read_table, table_files
+from hardy.reproduce.records import configuration_hash
+from hardy.reproduce.row_runs import RowJob, row_experiment
 from hardy.runs.prepare import prepare
 
 FOLDER = Path(__file__).parents[1] / "experiments"
-FILES = sorted(FOLDER.rglob("*.toml"))
-GRIDS = [path for path in FILES if path.stem.startswith("grid")]
-DIGITS = ("mnist", "svhn", "usps", "synth", "mnistm")
-spec = importlib.util.spec_from_file_location("grid", FOLDER / "grid.py")
-tool = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tool)
+FILES = {path: read_table(path) for path in table_files(FOLDER)}
+TABLES = list(FILES.values())
+EXPERIMENTS = sorted({*FOLDER.glob("*/*.toml")} - FILES.keys() - {*FOLDER.glob("*/paper.toml")})
+DOMAINS = {
+    "digits": ("mnist", "svhn", "usps", "synth", "mnistm"),
+    "domainnet": ("clipart", "infograph", "painting", "quickdraw", "real", "sketch"),
+}
+NAMES = [table.path for table in TABLES]
 
 
-def test_there_are_experiments():
-    assert FILES and GRIDS
-
-
-EXPERIMENTS = [path for path in FILES if path not in GRIDS]
+def test_there_are_experiments_and_tables():
+    assert EXPERIMENTS and TABLES
 
 
 class PreparedError(Exception):
@@ -47,16 +42,26 @@ def noise(monkeypatch):
 
     @cache
     def load_noise(name):
-        rng, shape = np.random.default_rng(0), (16, 16, 1 if name == "mnist" else 3)
+        rng, side = np.random.default_rng(0), 64 if name == "domainnet" else 16
+        shape, rows_of_all = (side, side, 1 if name == "mnist" else 3), 600 if name == "domainnet" else 3000
 
         def images(rows):
             return rng.integers(0, 256, (rows, *shape), dtype=np.uint8), np.arange(rows) % 10
 
         def domain(name):
-            (x, y), (x_test, y_test) = images(3000), images(400)
-            return Domain(name=name, x_train=x, y_train=y, x_test=x_test, y_test=y_test)
+            (x, y), (x_test, y_test) = images(rows_of_all), images(400)
+            owners = (np.arange(3000) % 250, np.arange(400) % 250) if name == "celeba" else (None, None)
+            return Domain(
+                name=name,
+                x_train=x,
+                y_train=y,
+                x_test=x_test,
+                y_test=y_test,
+                owners_train=owners[0],
+                owners_test=owners[1],
+            )
 
-        names = DIGITS if name == "digits" else (name,)
+        names = DOMAINS.get(name, (name,))
         return Dataset(name=name, classes=tuple("0123456789"), domains=tuple(map(domain, names)))
 
     real = sources.load_dataset
@@ -75,9 +80,8 @@ def without_engine(monkeypatch):
     monkeypatch.setattr(EngineChoice, "make", stop)
 
 
-def refuses_nothing(path, overrides=()):
-    """An experiment is read, and its parts, data and options fit each other."""
-    chosen = hardy.read(str(path), overrides)
+def refuses_nothing(chosen):
+    """The parts, data and options of an experiment fit each other."""
     with pytest.raises(PreparedError):
         prepare(chosen)
     return chosen
@@ -85,18 +89,40 @@ def refuses_nothing(path, overrides=()):
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda p: str(p.relative_to(FOLDER)))
 def test_an_experiment_is_read_and_bound(path, noise, without_engine):
-    assert refuses_nothing(path).rounds > 0
+    assert refuses_nothing(hardy.read(path)).rounds > 0
 
 
-@pytest.mark.parametrize("path", GRIDS, ids=lambda p: f"{p.parent.name}-{p.stem}")
-def test_rows_of_a_grid_are_bound_and_differ(path, noise, without_engine):
-    grid = tomllib.loads(path.read_text())
-    experiment = path.parent / grid["experiment"]
-    bound = [refuses_nothing(experiment, row) for row in grid["rows"].values()]
-    assert len({chosen.to_toml() for chosen in bound}) == len(bound)
-    names = [name for name, _ in tool.every_row(grid)]
-    for how in grid.get("again", {}).values():
-        assert any(re.search(how["rows"], name) for name in names) and all(map(parse, how["threats"]))
+def experiments_of(table, *, quick):
+    """Row -> its experiment, of the rows that have runs of their own."""
+    rows = [row for row in table.rows_of(quick=quick) if not table.rows[row].same] if not table.program else []
+    job = RowJob(folder=FOLDER, table=table.path, row="", seed=0, out=Path("unused"), quick=quick)
+    return {row: row_experiment(table, RowJob(**{**vars(job), "row": row}))[0] for row in rows}
+
+
+@pytest.mark.parametrize("table", TABLES, ids=NAMES)
+def test_rows_of_a_table_are_read_and_differ(table):
+    for quick in (False, True):
+        if quick and table.quick is None:
+            continue
+        assert table.rows_of(quick=quick)
+        marks = {row: configuration_hash(one, table.folder) for row, one in experiments_of(table, quick=quick).items()}
+        if not quick:  # a short form may have less to tell rows apart by
+            assert len(set(marks.values())) == len(marks), marks
+        for row in table.rows_of(quick=quick):
+            asked = {name for column in table.columns_of(quick=quick) for name in [column.partition(": ")[0]]}
+            assert asked & {"cost", *(one.name for one in table.measures_of(row, quick=quick))}, row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", TABLES, ids=NAMES)
+def test_rows_of_a_table_are_bound(table, noise, without_engine):
+    for quick in (False, True):
+        if not (quick and table.quick is None):
+            for row, chosen in experiments_of(table, quick=quick).items():
+                try:
+                    refuses_nothing(chosen)
+                except hardy.HardyError as error:
+                    pytest.fail(f"{row}: {error}")
 
 
 SHORT = ("rounds=2", "evaluation.every=2", "evaluation.threats=[]", "evaluation.robustness=[]", "engine.device=cpu")
@@ -104,6 +130,7 @@ SMALL = {
     "fat/digits": ["data.limit=200", "model.width=0.125", "training.batch=8", "method.attack={name='pgd',steps=1}"],
     "fbn/cifar10": ["data.limit=1000", "model.width=0.125"],
     "fbn/mini": ["model.width=0.25"],
+    "fbn/mini_dsgd": ["model.width=0.25"],
     "fedbn/digits": ["data.limit=200", "model.width=0.125", "training.batch=8"],
     "fedopt/mini_digits": ["model.width=0.25"],
     "fedrbn/digits": ["data.limit=200", "model.width=0.125", "training.batch=8", "method.attack={name='pgd',steps=1}"],
@@ -118,6 +145,8 @@ SMALL = {
     "split_mix/cifar10": ["data.clients=15", "data.limit=900", "training.batch=16", "training.epochs=1"],
     "split_mix/digits": ["data.limit=200", "training.batch=8"],
     "split_mix/digits_dat": ["data.limit=200", "training.batch=8", "method.attack={name='pgd',steps=1}"],
+    "split_mix/mini": ["data.limit=80", "training.batch=8"],
+    "split_mix/mini_dat": ["data.limit=80", "training.batch=8", "method.attack={name='pgd',steps=1}"],
 }
 """what makes the first two rounds of an experiment take seconds, where USUAL does not fit"""
 USUAL = ("data.limit=60", "model.width=0.25")
@@ -125,7 +154,7 @@ USUAL = ("data.limit=60", "model.width=0.25")
 
 def marked(path):
     """Real data takes longer to read than the embedded digits."""
-    embedded = "mini_digits" in path.read_text()
+    embedded = re.search(r'source = .*"mini_digits"', path.read_text())
     return pytest.param(path, marks=() if embedded else pytest.mark.slow, id=str(path.relative_to(FOLDER)))
 
 
@@ -140,30 +169,3 @@ def test_the_first_two_rounds_run(path):
     run = hardy.fit(chosen, quiet=True)
     assert run.state.round == 2 and 0 <= run.summary()["standard_accuracy"]["mean"] <= 1
     assert all(tensor.isfinite().all() for tensor in run.state.shared.values() if tensor.is_floating_point())
-
-
-def test_a_grid_runs_every_seed_fine_tunes_and_goes_on(tmp_path):
-    demo = Path(hardy.__file__).parent / "bundled" / "demo.toml"
-    again = '[again]\n"tuned" = { rows = "^a, seed 1", fine_tune = { steps = 1 }, threats = ["fgsm"] }\n'
-    (tmp_path / "grid.toml").write_text(f'experiment = "{demo.as_posix()}"\nseeds = [0, 1]\n[rows]\n"a" = []\n{again}')
-    out = tmp_path / "out.json"
-    command = [sys.executable, FOLDER / "grid.py", tmp_path / "grid.toml", "--out", out]
-    tiny = ["rounds=1", "evaluation.every=1", "model.width=0.25", "data.limit=60", "engine.name=sequential"]
-    for only in ("seed 1", ""):
-        shown = subprocess.run([*command, "--only", only, *tiny], capture_output=True, text=True, check=True).stdout
-        assert shown.count(" in ") == 1, shown
-    found = json.loads(out.read_text())
-    assert [found[f"a, seed {n}"]["seed"] for n in (0, 1)] == [0, 1]
-    assert "fgsm" in found["a, seed 1"]["again"]["tuned"]["robust_accuracy"] and not found["a, seed 0"]["again"]
-
-
-def test_a_grid_goes_on_in_the_middle_of_a_row_and_keeps_its_networks(tmp_path):
-    demo = Path(hardy.__file__).parent / "bundled" / "demo.toml"
-    tiny = ["rounds=3", "evaluation.every=1", "model.width=0.25", "data.limit=60", "checkpoint.every=1"]
-    whole = hardy.fit(hardy.read(str(demo), tiny), out=tmp_path / "a_b")
-    shutil.rmtree(tmp_path / "a_b" / "checkpoint" / "round-000003")  # as if it had been killed after round 2
-    name, found = tool.run_row(demo, None, tmp_path, {}, ("a, b", tiny))
-    assert name == "a, b" and found["standard_accuracy"] == whole.summary()["standard_accuracy"]
-    assert len(found["curve"]) == 3 and hardy.load(tmp_path / "a_b").state.round == 3
-    _, found = tool.run_row(demo, None, tmp_path, {}, ("a, b", [*tiny, "seed=5"]))
-    assert "other settings" in found["error"]

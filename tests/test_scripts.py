@@ -10,8 +10,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("benchmarks", "experiments")
-MINI = "experiments/fbn/grid_mini.toml"
-CURVES = "experiments/fbn/results/mini_digits_cpu-2-cores_2026-11-15.json"
 SCRIPTS = {
     "benchmarks/agreement.py": (["--smoke"], "all agree"),
     "benchmarks/auto.py": (["out.json", "--smoke"], "cases"),
@@ -22,11 +20,7 @@ SCRIPTS = {
     "benchmarks/hostile_replies.py": (["--smoke"], "| all NaN | unchanged |"),
     "benchmarks/robust.py": (["out.json", "--smoke"], "measured"),
     "benchmarks/split_mix.py": (["out.json", "--smoke"], "customising, ms"),
-    "experiments/curves.py": ([str(ROOT / CURVES), "out.svg", "FBN, 1 epochs, seed 0"], "</svg>"),
-    "experiments/fbn/two_dimensions.py": (["out", "--smoke"], "FBN"),
-    "experiments/fedrbn/clipping.py": (["out.json", "--smoke"], "All: FATBN"),
-    "experiments/grid.py": ([str(ROOT / MINI), "--out", "out.json", "--smoke"], "FBN, 1 epochs, seed 0"),
-    "experiments/split_mix/pictures.py": (["out"], ""),
+    "experiments/fbn/two_dimensions.py": (["out.svg", "--smoke"], "one machine"),
 }
 """arguments, and what must be a key of the result file, or stand in the picture or in what is printed"""
 SLOW = {
@@ -36,6 +30,8 @@ SLOW = {
 }
 PEERS = {f"benchmarks/peers/{name}.py" for name in ("work", "bare_run", "hardy_run", "flower_run", "pfl_run")}
 """run by peers.py, the last two where Ray and pfl are installed"""
+PARTS = {"experiments/fedrbn/clipping.py"}
+"""modules that a table names"""
 
 
 def run(script, arguments, folder):
@@ -58,8 +54,6 @@ def check(script, arguments, wanted, folder):
         assert wanted in picture.read_text()
     else:
         assert wanted in printed
-    if (pictures := folder / "out").is_dir():
-        assert len(list(pictures.glob("*.svg"))) == 2
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -84,4 +78,4 @@ def test_the_peers_run_or_are_skipped_with_a_reason(tmp_path):
 
 def test_no_script_is_forgotten():
     found = {path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
-    assert found == {*SCRIPTS, *(name.split()[0] for name in SLOW), "benchmarks/peers.py", *PEERS}
+    assert found == {*SCRIPTS, *(name.split()[0] for name in SLOW), "benchmarks/peers.py", *PEERS, *PARTS}

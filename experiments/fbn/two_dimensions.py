@@ -1,13 +1,12 @@
-"""FBN's two-dimensional example (Figures 1 and 2): python experiments/fbn/two_dimensions.py OUT_FOLDER
+"""FBN's two-dimensional example: figures for figure_2.toml; python experiments/fbn/two_dimensions.py OUT.svg draws the
+points of Figures 1 and 2.
 
 Ten clients hold one class each, points around a place on a circle. What does each BatchNorm make of them after 100
-rounds, and how far is it from one machine's, for clients that share more or less of their points? Writes two pictures
-and the figures; the norms and their aggregation are Hardy's own.
+rounds, and how far is it from one machine's, for clients that share more or less of their points? The norms and their
+aggregation are Hardy's own.
 """
 
 import argparse
-import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +21,9 @@ from hardy.papers.fbn import federated
 from hardy.papers.fixbn import fixed
 from hardy.parts.norms import batch
 
-SMOKE = "--smoke" in sys.argv
-CLIENTS, POINTS, ROUNDS = (10, 30, 100) if not SMOKE else (10, 5, 4)
+CLIENTS, POINTS, ROUNDS = 10, 30, 100
 NORMS = {"Naive": batch(), "FixBN": fixed(after=ROUNDS // 2), "FBN": federated()}
-GAMMAS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.0) if not SMOKE else (1.0, 0.0)
+GAMMAS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.0)
 COLOURS = [f"hsl({36 * i} 65% 45%)" for i in range(CLIENTS)]
 
 
@@ -68,9 +66,10 @@ def rounds(norm, gamma: float, seed: int = 0):
         yield points, label, torch.stack(outs).detach()
 
 
-def error(norm, gamma: float) -> float:
+def error(norm, gamma: float, seed: int) -> float:
     """The mean distance to the points as one machine normalises them, over all rounds."""
-    return float(np.mean([(made - central(points)).norm(dim=-1).mean() for points, _, made in rounds(norm, gamma)]))
+    found = [(made - central(points)).norm(dim=-1).mean() for points, _, made in rounds(norm, gamma, seed)]
+    return float(np.mean(found))
 
 
 def text(x: float, y: float, words: str, size: int = 13, anchor: str = "middle") -> str:
@@ -98,44 +97,23 @@ def picture_of_points(last: dict) -> str:
     return svg(20 + len(last) * (side + 10) - 10, side + 34, body)
 
 
-def picture_of_errors(errors: dict) -> str:
-    """Error against gamma, which falls to the right."""
-    width, height, left, top = 520, 260, 48, 16
-    most = max(max(row.values()) for row in errors.values())
-    body = [f'<path d="M{left} {top}V{top + height}H{left + width}" fill="none" stroke="#999"/>']
-    for number, gamma in enumerate(GAMMAS):
-        body.append(text(left + width * number / (len(GAMMAS) - 1), top + height + 18, f"{gamma:g}"))
-    body.append(text(left + width / 2, top + height + 38, "share γ of points dealt alike to all clients"))
-    for value in np.linspace(0, most, 5):
-        body.append(text(left - 6, top + height - height * value / most + 4, f"{value:.2f}", anchor="end"))
-    for number, (name, row) in enumerate(errors.items()):
-        spots = [
-            (left + width * i / (len(GAMMAS) - 1), top + height - height * row[gamma] / most)
-            for i, gamma in enumerate(GAMMAS)
-        ]
-        colour = ("#c0392b", "#d68910", "#1f77b4")[number]
-        path = "M" + " ".join(f"{x:.0f} {y:.0f}" for x, y in spots)
-        body.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        body.append(f'<g fill="{colour}">{text(spots[-1][0] + 8, spots[-1][1] + 4, name, anchor="start")}</g>')
-    return svg(left + width + 70, top + height + 48, body)
+def measure_row(options: dict, seed: int, quick: bool) -> dict[str, float]:
+    """A row of figure_2.toml: the error for every γ."""
+    gammas = (1.0, 0.0) if quick else GAMMAS
+    return {f"γ = {gamma:g}": error(NORMS[options["norm"]], gamma, seed) for gamma in gammas}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="folder for the pictures")
-    parser.add_argument("--smoke", action="store_true", help="tiny sizes: only shows that it runs")
-    out = parser.parse_args().out
-    out.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(0)
+    parser.add_argument("out", type=Path, help="the picture")
+    parser.add_argument("--smoke", action="store_true", help="one norm: only shows that it runs")
+    options = parser.parse_args()
     last = {}
-    for name, norm in NORMS.items():
+    for name, norm in list(NORMS.items())[: 1 if options.smoke else None]:
         *_, (points, label, made) = rounds(norm, gamma=0.0)
         last.setdefault("one machine", (central(points), label))
         last[name] = (made, label)
-    errors = {name: {gamma: error(norm, gamma) for gamma in GAMMAS} for name, norm in NORMS.items()}
-    (out / "fbn_points.svg").write_text(picture_of_points(last))
-    (out / "fbn_error.svg").write_text(picture_of_errors(errors))
-    print(json.dumps(errors, indent=1))
+    options.out.write_text(picture_of_points(last))
 
 
 if __name__ == "__main__":

@@ -64,11 +64,11 @@ def best_option(parser: ArgumentParser) -> None:
 
 def seeds_option(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--seeds", type=_positive, default=1, metavar="N", help="N runs, seeds one apart; mean ± deviation"
+        "--seeds", type=positive_count, default=1, metavar="N", help="N runs, seeds one apart; mean ± deviation"
     )
 
 
-def _positive(text: str) -> int:
+def positive_count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise ArgumentTypeError(f"it is {text!r}; it must be a whole number, 1 or more")
     return int(text)

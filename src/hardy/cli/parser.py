@@ -13,6 +13,7 @@ COMMANDS = (
     "run",
     "resume",
     "sweep",
+    "reproduce",
     "evaluate",
     "export",
     "compare",
