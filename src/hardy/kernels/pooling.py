@@ -290,7 +290,7 @@ _SPAN = 2048
 
 
 def _span(pixels: int) -> int:
-    return min(_SPAN, triton.cdiv(pixels, _PIXELS) * _PIXELS)
+    return min(_SPAN, -(-pixels // _PIXELS) * _PIXELS)
 
 
 def _channels(channels: int) -> int:
