@@ -10,6 +10,7 @@ import torch
 
 from hardy.core import random, tensors
 from hardy.core.admission import Admission, Admitted, Gate, unpack
+from hardy.core.describe import non_defaults
 from hardy.core.engine import Trains
 from hardy.core.federation import Client
 from hardy.core.messages import Slot, Updates, Work
@@ -135,9 +136,10 @@ class Server:
             self.admission.largest_weight(self._examples)  # refuses a share that nobody could keep to
         if size < aggregator.min_updates:
             raise HardyError(
-                f"aggregator {aggregator} needs {aggregator.min_updates} updates or more, but the cohort has {size} "
-                "clients. Ask more clients (cohort), expect fewer hostile ones (a smaller f), or take another rule."
+                f"aggregator {non_defaults(aggregator)} needs {aggregator.min_updates} updates or more, but the cohort "
+                f"has {size} clients. Ask more clients (cohort), expect fewer hostile ones (a smaller f), or take another rule."
             )
+        self._refuse_weights(size)
         hostile = self.faults.hostile_clients(self.seed, population)
         self.faults.refuse_impossible(self.seed, population, roles=self._sent_roles, method=self.plan.method.name)
         if self.plan.method.norm.branches is not None and self.training.batch < 2:
@@ -146,6 +148,22 @@ class Server:
                 "or norm group."
             )
         return self._exceedable(len(hostile), size, population)
+
+    def _refuse_weights(self, size: int) -> None:
+        """Refuses a rule that weighs its updates if f clients can have more weight than it tolerates, in the worst
+        cohort: the f heaviest clients and the lightest ones."""
+        if not (aggregator := self.plan.aggregator).uses_weights:
+            return
+        weights = sorted((min(n, self._largest_weight) for n in self._examples), reverse=True)
+        for f in sorted({part.f for part in walk(aggregator) if hasattr(part, "f")}):
+            heavy, light = weights[:f], weights[f:][f - size :] if f < size else []
+            if not aggregator.tolerates(torch.tensor(heavy + light, dtype=torch.float64)):
+                raise HardyError(
+                    f"aggregator {non_defaults(aggregator)} counts clients by their examples, and the {f} heaviest "
+                    f"have {sum(heavy) / sum(heavy + light):.0%} of those of a cohort of {size}: more than it tolerates. "
+                    f"Usual fix: stage truncated_weights (f = {f}, a share below 0.5) before the rule, more clients "
+                    "(cohort), or weigh = uniform."
+                )
 
     def _exceedable(self, hostile: int, size: int, population: int) -> list[str]:
         """A warning where a sampled cohort can hold more hostile clients than a robust rule tolerates."""

@@ -95,6 +95,9 @@ class _Grouped(Aggregator):
     def min_updates(self) -> int:
         return max(rule.min_updates for rule in (self.default, *self._rules().values()))
 
+    def tolerates(self, weights: Tensor) -> bool:
+        return all(rule.tolerates(weights) for rule in (self.default, *self._rules().values()))
+
     def _groups(self, context: RoundContext) -> list[tuple[str, Aggregator, list[str]]]:
         """(prefix of its memory, rule, names it writes)"""
         rules = {**self._rules(), "default": self.default}
@@ -215,6 +218,14 @@ class Stage(Part):
         """The smallest number of updates it works with, if what follows needs `after`."""
         return after
 
+    def tolerates(self, weights: Tensor) -> bool:
+        """Whether it works with updates that weigh so much."""
+        return True
+
+    def reweigh(self, weights: Tensor) -> Tensor:
+        """What updates of these weights weigh after it, where that follows from the weights alone."""
+        return weights
+
     def memory(self, context: RoundContext) -> Tensors:
         """What it remembers of each base between rounds, with its first values."""
         return {}
@@ -234,7 +245,10 @@ class EqualWeights(Stage):
     """Every update counts the same from here on, whatever its number of examples."""
 
     def apply(self, updates: Updates, context: RoundContext, memory: Tensors) -> tuple[Updates, Tensors]:
-        return replace(updates, weights=torch.ones_like(updates.weights)), memory
+        return replace(updates, weights=self.reweigh(updates.weights)), memory
+
+    def reweigh(self, weights: Tensor) -> Tensor:
+        return torch.ones_like(weights)
 
 
 @kind("server_update")
@@ -279,7 +293,7 @@ class Pipeline(Aggregator):
         if weighing and not self.rule.uses_weights:
             raise HardyError(
                 f"pipeline: stage {weighing[-1]!r} weighs the updates, but the rule {self.rule} has no weighted form "
-                "and would ignore it. Usual fix: one that has (mean or geometric_median, weigh = samples)."
+                "and would ignore it. Usual fix: mean, or a robust rule with weigh = samples."
             )
 
     @property
@@ -296,6 +310,15 @@ class Pipeline(Aggregator):
         for stage in reversed(self.pre):
             least = stage.min_updates(least)
         return least
+
+    def tolerates(self, weights: Tensor) -> bool:
+        if len(weights) < self.min_updates:
+            return False
+        for stage in self.pre:
+            if not stage.tolerates(weights):
+                return False
+            weights = stage.reweigh(weights)
+        return self.rule.tolerates(weights)
 
     def memory(self, context: RoundContext) -> Tensors:
         kept = under("rule", self.rule.memory(context))
@@ -314,7 +337,7 @@ class Pipeline(Aggregator):
             return context.shared, memory
         kept, weighed = dict(memory), None if self.pre else folded
         for base, left in by_base(folded) if self.pre else ():
-            if len(left.slots) < self.min_updates:
+            if not self.tolerates(left.weights):
                 continue
             for number, stage in enumerate(self.pre):
                 own = inside(str(number), kept)

@@ -15,8 +15,10 @@ from hardy.errors import HardyError
 from hardy.parts.aggregators.base import Stage
 from hardy.parts.aggregators.distances import (
     ToleratesByzantine,
+    ToleratesWeight,
     blend,
     changes,
+    first_of,
     sent_down,
     smallest,
     squared_distances,
@@ -56,16 +58,60 @@ def _with_matrix(matrix: Tensor, updates: Updates) -> Updates:
 
 @part("stage")
 @dataclass(frozen=True, kw_only=True)
-class NearestNeighbourMixing(ToleratesByzantine, _Reshapes):
-    """NNM: each update becomes the mean of the n − f nearest to it, itself included (Allouah et al., AISTATS 2023)."""
+class NearestNeighbourMixing(ToleratesWeight, _Reshapes):
+    """NNM: each update becomes the mean of the n − f nearest to it, itself included (Allouah et al., AISTATS 2023).
+
+    By samples: the weighted mean of the nearest of weight W − F, and each keeps its own weight. It holds while F < W/2.
+    """
 
     def min_updates(self, after: int) -> int:
-        return max(after, 2 * self.f + 1)
+        return max(after, self.least)
 
     def apply(self, updates: Updates, context: RoundContext, memory: Tensors) -> tuple[Updates, Tensors]:
         (squared, keys), keep = squared_distances(updates, context), len(updates.slots) - self.f
+        if self.weigh == "samples":
+            each, total, hostile, _ = self.weights(updates.weights)
+            order = smallest(squared, keys, len(each))
+            share = torch.zeros_like(squared).scatter(1, order, first_of(each[order], total - hostile))
+            mixed = _mix(share / (total - hostile), updates.slots, updates, context)
+            return replace(mixed, weights=updates.weights), memory
         nearest = smallest(squared, keys, keep)
         return _mix(torch.zeros_like(squared).scatter(1, nearest, 1 / keep), updates.slots, updates, context), memory
+
+
+@part("stage")
+@dataclass(frozen=True, kw_only=True)
+class TruncatedWeights(ToleratesByzantine, Stage):
+    """Weights are cut at the largest cap with which no f clients have more than a share (Portnoy et al., 2020).
+
+    With f = 1, a share of 0.4 and the weights 60, 20, 10, 10 the cap is 26.67: of 26.67 + 40 it is 0.4. A claimed
+    number of rows can then buy no more than the share, and rows above the cap count for nothing.
+    """
+
+    share: float
+    """α*, the most that the f heaviest may have together, less than what the rule breaks down at"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.f < 1 or not 0 < self.share < 1:
+            raise HardyError(f"{self}: f must be 1 or more, and share in (0, 1).")
+
+    def min_updates(self, after: int) -> int:
+        return max(after, int(self.f / self.share) + 1)
+
+    def apply(self, updates: Updates, context: RoundContext, memory: Tensors) -> tuple[Updates, Tensors]:
+        return replace(updates, weights=self.reweigh(updates.weights)), memory
+
+    def reweigh(self, weights: Tensor) -> Tensor:
+        heaviest = weights.double().sort(descending=True).values
+        cut = torch.arange(1, len(heaviest) + 1).to(heaviest)  # k, how many are capped
+        below = heaviest.sum() - heaviest.cumsum(0)
+        uncut = (heaviest[: self.f].sum() - heaviest.cumsum(0)).clamp_min(0.0)  # of the f heaviest, what is not capped
+        caps = (self.share * below - uncut) / (cut.clamp_max(self.f) - self.share * cut)
+        holds = caps >= torch.cat([heaviest[1:], heaviest.new_zeros(1)]) * (1 - 1e-12)
+        cap = caps[holds.int().argmax()]  # the smallest k: the largest cap
+        tame = heaviest[: self.f].sum() <= self.share * heaviest.sum()
+        return torch.where(tame, weights, weights.minimum(cap.to(weights)))
 
 
 @part("stage")
@@ -141,6 +187,6 @@ class AdaptiveClipping(ToleratesByzantine, _Reshapes):
         return _clip(lengths, lengths.sort(0).values[count - clipped - 1], updates, context), memory
 
 
-nearest_neighbour_mixing, bucketing = NearestNeighbourMixing, Bucketing
+nearest_neighbour_mixing, bucketing, truncated_weights = NearestNeighbourMixing, Bucketing, TruncatedWeights
 clipping, adaptive_clipping = Clipping, AdaptiveClipping
-__all__ = ["adaptive_clipping", "bucketing", "clipping", "nearest_neighbour_mixing"]
+__all__ = ["adaptive_clipping", "bucketing", "clipping", "nearest_neighbour_mixing", "truncated_weights"]
