@@ -1,6 +1,7 @@
 """Robust rules and stages against short references, and what a liar may not do to them."""
 
 import dataclasses
+import doctest
 import itertools
 
 import numpy as np
@@ -17,7 +18,7 @@ from hardy.core.server import Cohort
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.papers.afl import agnostic
-from hardy.parts.aggregators import columns
+from hardy.parts.aggregators import columns, distances
 from hardy.parts.aggregators.base import by_role, pipeline
 from hardy.parts.aggregators.robust import (
     bulyan,
@@ -206,12 +207,18 @@ def test_weights_count_as_copies():
         torch.testing.assert_close(weighted, aggregate(rule, repeated))
 
 
+@pytest.mark.parametrize("module", [columns, distances])
+def test_examples_in_docstrings(module):
+    failed, tried = doctest.testmod(module)
+    assert tried and not failed
+
+
 def test_a_weighted_median_and_trimmed_mean_by_hand():
     rows, weights = torch.tensor([[0.0], [1.0], [2.0], [5.0]]).double(), torch.tensor([2.0, 1.0, 1.0, 1.0]).double()
     assert columns.weighted_trimmed_mean(rows, weights, torch.tensor(2.0)).tolist() == [1.0]
     assert columns.weighted_trimmed_mean(rows, weights, torch.tensor(0.5)).tolist() == [(1.5 * 0 + 1 + 2 + 0.5 * 5) / 4]
     assert columns.weighted_median(rows, weights).tolist() == [1.0]
-    assert columns.weighted_median(rows, torch.tensor([0.3, 0.1, 0.1, 0.1]).double()).tolist() == [0.5]
+    assert columns.weighted_median(rows, torch.tensor([0.3, 0.1, 0.1, 0.1], dtype=torch.float64)).tolist() == [0.5]
     assert columns.weighted_median(rows, torch.tensor([0.1, 0.0, 0.0, 0.3]).double()).tolist() == [5.0]
 
 
@@ -274,9 +281,7 @@ def test_truncated_weights_end_at_the_largest_cap(seed):
 def test_sizes_that_a_weighted_rule_cannot_stand_are_refused_before_training():
     data = federation(sizes=(80, 6, 6, 6, 6))
     weighted = papers.fedavg().replace(aggregator=trimmed_mean(f=1, weigh="samples"))
-    with pytest.raises(
-        HardyError, match=r"the 1 heaviest have 77% of those of a cohort of 5.*truncated_weights \(f = 1"
-    ):
+    with pytest.raises(HardyError, match=r"1 heaviest have 77% of those of a cohort of 5.*truncated_weights \(f = 1"):
         fit(weighted, rounds=1, data=data)
     cut = pipeline(pre=(truncated_weights(f=1, share=0.3),), rule=trimmed_mean(f=1, weigh="samples"))
     assert fit(papers.fedavg().replace(aggregator=cut), rounds=1, data=data).state.round == 1

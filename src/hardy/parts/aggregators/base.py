@@ -14,8 +14,9 @@ from torch import Tensor
 
 from hardy.core import tensors
 from hardy.core.messages import Updates
+from hardy.core.method import Method
 from hardy.core.partition import Role
-from hardy.core.protocols import Aggregator, Part, RoundContext, by_base
+from hardy.core.protocols import Aggregator, Part, RoundContext, Setting, by_base, name_part
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.registry import kind, part
@@ -214,6 +215,9 @@ class Stage(Part):
         """Whether its effect is in the weights, so that a rule without a weighted form would ignore it."""
         return True
 
+    remembers_all: ClassVar[bool] = False
+    """whether what follows sees all clients that ever answered, and not the cohort alone"""
+
     def min_updates(self, after: int) -> int:
         """The smallest number of updates it works with, if what follows needs `after`."""
         return after
@@ -317,8 +321,19 @@ class Pipeline(Aggregator):
         for stage in self.pre:
             if not stage.tolerates(weights):
                 return False
+            if stage.remembers_all:
+                return True  # what follows does not see these updates alone
             weights = stage.reweigh(weights)
         return self.rule.tolerates(weights)
+
+    def check(self, method: Method, setting: Setting) -> None:
+        for number, stage in enumerate(self.pre):
+            needed = replace(self, pre=self.pre[number + 1 :]).min_updates
+            if stage.remembers_all and needed > len(setting.clients):
+                raise HardyError(
+                    f"pipeline: after {name_part(stage)} the rule sees all clients, and needs {needed} or more, but "
+                    f"there are {len(setting.clients)}. Expect fewer hostile ones of all clients (a smaller f)."
+                )
 
     def memory(self, context: RoundContext) -> Tensors:
         kept = under("rule", self.rule.memory(context))
@@ -343,7 +358,10 @@ class Pipeline(Aggregator):
                 own = inside(str(number), kept)
                 left, new = stage.apply(left, context, tensors.gather(own, base))
                 kept |= under(str(number), tensors.scatter(own, new, base))
-            weighed = self.rule.fold(weighed, left, context)
+                if stage.remembers_all and not replace(self, pre=self.pre[number + 1 :]).tolerates(left.weights):
+                    break  # too few have ever answered
+            else:
+                weighed = self.rule.fold(weighed, left, context)
         shared, own = self.rule.finish(weighed, context, inside("rule", memory))
         kept |= under("rule", own)
         for number, update in enumerate(self.post):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from hardy.core import random, tensors
 from hardy.core.messages import Slot, Updates
+from hardy.core.partition import Role
 from hardy.core.protocols import RoundContext
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
@@ -160,17 +162,46 @@ def _clip(lengths: Tensor, radius: Tensor | float, updates: Updates, context: Ro
 @part("stage")
 @dataclass(frozen=True, kw_only=True)
 class Clipping(_Reshapes):
-    """No update moves further than a radius from what was sent down."""
+    """No update lies further than a radius from what was sent down, x, or from where the last round's move leads.
+
+    Around the last move, and with client_momentum before it and the mean after it, this is the centred clipping of
+    Karimireddy et al. (ICML 2021): v + (Δ − v) min(1, τ/‖Δ − v‖), where v is by how much weights moved in the last
+    round. With v = (3, 0), τ = 2 and Δ = (−7, 0) it is (1, 0). Running statistics are clipped around x.
+    """
 
     radius: float
-    """the furthest an update may move"""
+    """τ, the furthest an update may lie from the centre"""
+    around: Literal["sent", "last_move"] = "sent"
+    """the centre: what was sent down, or that plus the weights' move in the round before"""
 
     def __post_init__(self) -> None:
         if not self.radius > 0:
             raise HardyError(f"clipping radius is {self.radius}; it must be above 0.")
 
+    def memory(self, context: RoundContext) -> Tensors:
+        if self.around == "sent":
+            return {}
+        before = {f"sent.{n}": torch.zeros_like(t[0]) for n, t in _stepped(context).items()}
+        return {"rounds": torch.zeros((), dtype=torch.int64), **before}
+
     def apply(self, updates: Updates, context: RoundContext, memory: Tensors) -> tuple[Updates, Tensors]:
-        return _clip(_lengths(updates, context), self.radius, updates, context), memory
+        if self.around == "sent":
+            return _clip(_lengths(updates, context), self.radius, updates, context), memory
+        base, known = updates.slots[0].base, memory["rounds"] > 0
+        here = {n: t[base] for n, t in _stepped(context).items()}
+        moved = {n: torch.where(known, 2 * t - memory[f"sent.{n}"], t) for n, t in here.items()}
+        led = {n: moved.get(n, t[base])[None] for n, t in context.shared.items()}
+        centre = tensors.flatten(led, updates.weights[:1])
+        away = updates.matrix - centre
+        lengths = torch.linalg.vector_norm(away.double(), dim=1, keepdim=True)
+        scale = torch.where(lengths > self.radius, self.radius / lengths, 1.0).to(away)
+        sent = {f"sent.{n}": t for n, t in here.items()}
+        return _with_matrix(centre + scale * away, updates), {"rounds": memory["rounds"] + 1, **sent}
+
+
+def _stepped(context: RoundContext) -> Tensors:
+    """The shared weights and affine parameters."""
+    return {n: t for n, t in context.shared.items() if context.roles[n] in (Role.WEIGHT, Role.NORM_AFFINE)}
 
 
 @part("stage")
