@@ -127,24 +127,6 @@ def test_clipping_around_the_last_move():
     torch.testing.assert_close(left.shared["w"], torch.tensor([[4.0, 0.0], [7.0, 0.0]]).double())
 
 
-def test_history_keeps_small_steady_lies_in_check():
-    """Karimireddy et al.: lies below the noise of a round add up. Momentum (β = 0.9) divides the noise by √19, and so
-    it does the radius: liars move less."""
-    draw = torch.Generator().manual_seed(0)
-    ends = []
-    for stages in ((clipping(radius=1.0),), (client_momentum(), clipping(radius=0.23, around="last_move"))):
-        rule, sent = pipeline(pre=stages), torch.zeros(2).double()
-        memory = rule.memory(context(clients=10))
-        for _ in range(40):
-            noisy = torch.randn(8, 2, generator=draw).double()
-            rows = torch.cat([sent + noisy, (sent + noisy.mean(0) - 1.5 * noisy.std(0)).expand(2, 2)])
-            here = context(tuple(sent.tolist()), clients=10)
-            shared, memory = rule.finish([updates(rows.tolist(), range(10))], here, memory)
-            sent = shared["w"][0]
-        ends.append(float(sent.norm()))
-    assert ends[1] < ends[0]
-
-
 def naive_dnc(matrix, left_out):
     rows = matrix - matrix.mean(0)
     score = (rows @ np.linalg.svd(rows)[2][0]) ** 2

@@ -98,8 +98,8 @@ class DelayedMomentum(ClientMomentum):
     ICML 2026).
 
     The rule then sees all clients that ever answered, so that its f counts hostile clients of all, and a cohort in
-    which they are the majority is no majority. Of 50 clients, 5 a round, with f = 10 the trimmed mean starts when 21 have
-    answered. A client that never answered is left out. The paper remembers gradients; here these are the moves.
+    which they are the majority is no majority. Of 50 clients, 5 a round, with f = 10 the trimmed mean starts when 21
+    have answered. A client that never answered is left out. The paper remembers gradients; here these are the moves.
     """
 
     remembers_all: ClassVar[bool] = True
