@@ -51,7 +51,7 @@ class ServedClients:
         self.engine = engine
         self.attack, self.predict = serving.chosen_branches(engine.plan.method.norm, branches)
         self.robustness = branches.robustness
-        self.images = "test" if part == "test" else "train"
+        self.images = "test" if part in ("test", "triggered") else "train"
         own = {**state.reported, **engine.store}
         shared = engine.plan.aggregator.served(state.shared, state.memory)
         self.served = serving.serve(
@@ -63,7 +63,7 @@ class ServedClients:
         self.rows = [getattr(client, part)[:limit] for client in engine.data.clients]
         if self.together:  # one row alone has no statistics: no figure, as without rows
             self.rows = [rows if len(rows) > 1 else rows[:0] for rows in self.rows]
-        labels = torch.from_numpy(engine.data.y_test if part == "test" else engine.data.y_train)
+        labels = torch.from_numpy(engine.data.y_test if self.images == "test" else engine.data.y_train)
         self.labels = [labels[torch.from_numpy(rows)] for rows in self.rows]
 
     def network(self, common: Sequence[Tensors], own: Sequence[Tensors]) -> Mixture:
@@ -296,6 +296,12 @@ def standard_error(shares: Sequence[float | None], images: Sequence[int]) -> flo
     """
     squares = [p * (1 - p) / count for p, count in zip(shares, images, strict=True) if p is not None]
     return math.sqrt(sum(squares)) / len(squares) if squares else None
+
+
+def success_figures(found: dict[str, Any]) -> dict[str, Any]:
+    """The share of triggered rows that is answered with a backdoor's target, as a metric: the higher the worse."""
+    known = [value for value in found["by_client"] if value is not None]
+    return {**found, "worst_client": max(known, default=None), "better": "lower", "missing": []}
 
 
 def figures(

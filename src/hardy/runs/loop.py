@@ -16,7 +16,7 @@ from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.evaluation import projections
 from hardy.evaluation.diagnoses import diagnose_training
-from hardy.evaluation.measure import figures
+from hardy.evaluation.measure import figures, success_figures
 from hardy.evaluation.record import EVALUATION_LOCK
 from hardy.runs import costs
 from hardy.runs import folder as folders
@@ -187,17 +187,26 @@ def _evaluate(run: Run, line: dict[str, Any]) -> bool:
     places = {"validation": Question("validation"), "standard": Question("test")}
     if choice.select:
         places["selection"] = Question("validation", choice.select)
-    found = _measured(run, [q._replace(metric=m) for q in places.values() for m in (None, *choice.metrics)])
+    backdoor = _backdoor_questions(run)
+    found = _measured(run, [q._replace(metric=m) for q in places.values() for m in (None, *choice.metrics)] + backdoor)
     for place, question in places.items():
         line[f"{place}_accuracy"] = found[question]
         if choice.metrics:
             others = {m.name: found[question._replace(metric=m)] for m in choice.metrics}
             line["metrics" if place == "standard" else f"{place}_metrics"] = others
+    for question in backdoor:
+        line.setdefault("metrics", {})["backdoor_success"] = success_figures(found[question])
     run.figures.latest, run.figures.metrics = line["standard_accuracy"], line.get("metrics", {})
     if choice.diagnosis:
         engine, rate = run.needs_local("a diagnosis"), experiment.training.rate_at(done - 1, experiment.rounds)
         line |= diagnose_training(engine, run.state, choice.diagnosis, rate=rate, branch=choice.predict_branch)
     return _note_best(run, line)
+
+
+def _backdoor_questions(run: Run) -> list[Question]:
+    """What is asked where hostile clients plant a backdoor."""
+    attack = run.experiment.faults.byzantine
+    return [Question("triggered")] if attack is not None and attack.plants_backdoor else []
 
 
 def _typical(run: Run, figures: dict[str, Any]) -> float | None:
@@ -246,9 +255,12 @@ def _measure_finished(run: Run, saving: _Saving | None, *, quiet: bool) -> None:
     run.robust = of_round(run.robust, run.state.round)
     run.robust_metrics = metrics_of_round(run.robust_metrics, run.state.round)
     if run.figures.stopped and (run.figures.latest or {}).get("round") != run.state.round:
-        found = _measured(run, [Question("test", "", m) for m in (None, *choice.metrics)])
+        backdoor = _backdoor_questions(run)
+        found = _measured(run, [Question("test", "", m) for m in (None, *choice.metrics)] + backdoor)
         run.figures.latest = found[Question("test")]
         run.figures.metrics = {m.name: found[Question("test", "", m)] for m in choice.metrics}
+        for question in backdoor:
+            run.figures.metrics["backdoor_success"] = success_figures(found[question])
     _write_summary(run, saving)
     if folder is not None:
         with file_lock(folder / EVALUATION_LOCK, wait=True):
