@@ -66,7 +66,7 @@ def clipped_mean(limit):
     def aggregate(updates):
         values = updates.shared["w"]
         near = values[values.norm(dim=1) <= limit]
-        return {"w": near.mean(0, keepdim=True), "var": updates.shared["var"].mean(0, keepdim=True)}
+        return {"w": near.mean(0, keepdim=True), "var": updates.shared["var"][:1]}
 
     return aggregate
 
