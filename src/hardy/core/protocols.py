@@ -385,6 +385,8 @@ class RoundContext:
     """the sub-networks that clients train"""
     seed: int = 0
     """of the experiment: a rule that draws takes `random.stream(seed, round, ...)`"""
+    server_update: Updates | None = None
+    """what training on the server's own rows gave, where it has some: one update a base"""
 
 
 @kind("aggregator")

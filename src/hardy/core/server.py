@@ -112,6 +112,8 @@ class Server:
     faults: FaultModel = field(default_factory=FaultModel)
     admission: Admission = field(default_factory=Admission)
     training: Training = field(default_factory=Training)
+    own: Trains | None = None
+    """trains on the server's own rows, for a rule that compares clients with it"""
     drift: bool = False
     """measure how far the clients' weights lie apart; all replies are held until the round is over"""
 
@@ -119,6 +121,7 @@ class Server:
         """Cohort, slots, training, admission, aggregation, exchange. Returns the next state and the round's figures."""
         context, asked = self.context(state.shared, state.round), self.ask(state.round)
         work, lost = self._work(state, asked, rate), dict(asked.lost)
+        context = self._with_server_update(context, work)
         gate = Gate(self.admission, work, context.roles, state.lengths)
         tally, taken = self._tally(work), TakenReplies(self.plan, context)
         for updates in gate.hold(self._arriving(engine, work, lost, context, state.memory, gate)):
@@ -202,6 +205,14 @@ class Server:
             submodels=self.plan.submodels,
             seed=self.seed,
         )
+
+    def _with_server_update(self, context: RoundContext, work: Work) -> RoundContext:
+        """The same round, after training on the server's own rows, where it has some."""
+        if self.own is None:
+            return context
+        slots = [Slot(0, base) for base in range(context.bases)]
+        trained = self.own.train(replace(work, slots=slots, examples=(), largest_weight=float("inf")))
+        return replace(context, server_update=Updates.join([some for some in trained if isinstance(some, Updates)]))
 
     def ask(self, round_number: int) -> Asked:
         """Who is asked in a round, and what they train: a function of the seed, worked out once."""
@@ -345,6 +356,7 @@ class PipelinedServer(Server):
     def round(self, state: ServerState, engine: Trains, rate: float) -> tuple[ServerState, dict[str, Any]]:
         context, asked = self.context(state.shared, state.round), self.ask(state.round)
         work, lost = self._work(state, asked, rate), dict(asked.lost)
+        context = self._with_server_update(context, work)
         gate = Gate(self.admission, work, context.roles, state.lengths)
         tally, taken, verdict = self._tally(work), TakenReplies(self.plan, context), None
         for updates in gate.hold(self._arriving(engine, work, lost, context, state.memory, gate)):

@@ -1,7 +1,7 @@
 """Parts that several papers share. Importing the package registers them."""
 
 from hardy.parts import adversarial, budgets, compression, metrics, norms, objectives, optimisers
-from hardy.parts.aggregators import base, memories, robust, server_updates, spectral, stages
+from hardy.parts.aggregators import base, memories, robust, server_updates, spectral, stages, trust
 
 __all__ = [
     "adversarial",
@@ -17,4 +17,5 @@ __all__ = [
     "server_updates",
     "spectral",
     "stages",
+    "trust",
 ]
