@@ -190,3 +190,16 @@ def test_what_is_remembered_is_resumed_bit_for_bit(tmp_path, stages):
     resumed = hardy.resume(tmp_path, method=with_momentum(method), model=net, data=data, quiet=True)
     for name, tensor in everything(whole).items():
         assert torch.equal(tensor, everything(resumed)[name]), name
+
+
+def test_the_report_shows_the_odds_and_the_rounds(tmp_path):
+    method = papers.fedavg().replace(aggregator=trimmed_mean(f=1))
+    options = {"data": federation(sizes=SIZES), "cohort": Cohort(clients=3), "rounds": 4}
+    faults = Faults(hostile=3, byzantine=sign_flipping())
+    run = fit(method, faults=faults, out=tmp_path / "hostile", **options)
+    beyond = sum(row["hostile_in_cohort"] > 1 for row in run.history)
+    page = (tmp_path / "hostile" / "report.html").read_text()
+    assert "Hostile clients asked" in page and f"of the rounds; here in {beyond} of 4." in page
+    fit(method, out=tmp_path / "honest", **options)
+    page = (tmp_path / "honest" / "report.html").read_text()
+    assert "if 2 of them hostile" in page and "Hostile clients asked" not in page

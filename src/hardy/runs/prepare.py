@@ -17,7 +17,7 @@ from hardy.core.engine import Measures, RunEngine, Trains
 from hardy.core.federation import Federation
 from hardy.core.method import Method, Plan
 from hardy.core.partition import Placement
-from hardy.core.protocols import name_part, walk, within
+from hardy.core.protocols import walk, within
 from hardy.core.server import PipelinedServer, Server
 from hardy.data import sources
 from hardy.data.capacity import Capacity, with_capacity
@@ -152,7 +152,7 @@ def _refuse_server_rows(experiment: Experiment, plan: Plan) -> None:
     using = [part for part in walk(plan.aggregator) if trusts_server(part)]
     if using and not experiment.server.rows:
         raise HardyError(
-            f"aggregator fltrust compares clients with training on rows of the server's own, but "
+            "aggregator fltrust compares clients with training on rows of the server's own, but "
             "server.rows is 0. Set it, such as server.rows = 100."
         )
     if experiment.server.rows and not using:
