@@ -299,9 +299,11 @@ def standard_error(shares: Sequence[float | None], images: Sequence[int]) -> flo
 
 
 def success_figures(found: dict[str, Any]) -> dict[str, Any]:
-    """The share of triggered rows that is answered with a backdoor's target, as a metric: the higher the worse."""
+    """The share of triggered rows that is answered with a backdoor's target, as a metric: the higher the worse. Over a
+    network the server does not know how many rows those are."""
     known = [value for value in found["by_client"] if value is not None]
-    return {**found, "worst_client": max(known, default=None), "better": "lower", "missing": []}
+    told = {"images": found["images"] or None, "worst_client": max(known, default=None)}
+    return {**found, **told, "better": "lower", "missing": []}
 
 
 def figures(
@@ -317,7 +319,7 @@ def figures(
     counted = sum(count for count, value in zip(images, values, strict=True) if value is not None)
     found = {**averages(values, clients, metric), "round": round_number, "images": counted}
     if metric is None:
-        found["standard_error"] = standard_error(values, images)
+        found["standard_error"] = standard_error(values, images) if counted else None
     else:
         found["better"] = "higher" if metric.higher_is_better else "lower"
         found["missing"] = [at for at, value in enumerate(values) if value is None and images[at]]
