@@ -283,6 +283,9 @@ def test_sizes_that_a_weighted_rule_cannot_stand_are_refused_before_training():
     weighted = papers.fedavg().replace(aggregator=trimmed_mean(f=1, weigh="samples"))
     with pytest.raises(HardyError, match=r"1 heaviest have 77% of those of a cohort of 5.*truncated_weights \(f = 1"):
         fit(weighted, rounds=1, data=data)
+    one_role = by_role(weight=trimmed_mean(f=1, weigh="samples"), norm_mean=coordinate_median())
+    with pytest.raises(HardyError, match="1 heaviest have 77%"):
+        fit(papers.fedavg().replace(aggregator=one_role), rounds=1, data=data)
     cut = pipeline(pre=(truncated_weights(f=1, share=0.3),), rule=trimmed_mean(f=1, weigh="samples"))
     assert fit(papers.fedavg().replace(aggregator=cut), rounds=1, data=data).state.round == 1
     with pytest.raises(HardyError, match="needs 4 updates or more, but the cohort has 3"):

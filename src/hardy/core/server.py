@@ -156,8 +156,7 @@ class Server:
     def _refuse_weights(self, size: int) -> None:
         """Refuses a rule that weighs its updates if f clients can have more weight than it tolerates, in the worst
         cohort: the f heaviest clients and the lightest ones."""
-        if not (aggregator := self.plan.aggregator).uses_weights:
-            return
+        aggregator = self.plan.aggregator
         weights = sorted((min(n, self._largest_weight) for n in self._examples), reverse=True)
         for f in sorted({part.f for part in walk(aggregator) if hasattr(part, "f")}):
             heavy, light = weights[:f], weights[f:][f - size :] if f < size else []

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hardy.core import tensors
 from hardy.core.messages import Updates
+from hardy.core.partition import Role
 from hardy.core.protocols import RoundContext
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
@@ -26,6 +27,8 @@ from hardy.parts.aggregators.base import largest_counters
 from hardy.parts.aggregators.columns import column_blocks
 
 Weigh = Literal["samples", "uniform"]
+STEPPED = frozenset({Role.WEIGHT, Role.NORM_AFFINE})
+"""tensors that training moves step by step, whose changes have a length and a direction; others are statistics"""
 
 
 def sent_down(updates: Updates, context: RoundContext) -> Tensor:

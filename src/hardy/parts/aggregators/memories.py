@@ -17,10 +17,8 @@ from hardy.core.protocols import RoundContext
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.parts.aggregators.base import Stage
+from hardy.parts.aggregators.distances import STEPPED
 from hardy.registry import part
-
-_STEPPED = {Role.WEIGHT, Role.NORM_AFFINE, Role.CONTROL}
-"""tensors whose changes are remembered; of the others the values"""
 
 
 @part("stage")
@@ -88,7 +86,7 @@ class ClientMomentum(Stage):
     def _origin(self, name: str, updates: Updates, context: RoundContext) -> Tensor:
         """Where a tensor's moves are counted from."""
         sent = context.shared[name][updates.slots[0].base]
-        return sent if context.roles[name] in _STEPPED else torch.zeros_like(sent)
+        return sent if context.roles[name] in {*STEPPED, Role.CONTROL} else torch.zeros_like(sent)
 
 
 @part("stage")

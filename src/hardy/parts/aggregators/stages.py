@@ -10,12 +10,12 @@ from torch import Tensor
 
 from hardy.core import random, tensors
 from hardy.core.messages import Slot, Updates
-from hardy.core.partition import Role
 from hardy.core.protocols import RoundContext
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.parts.aggregators.base import Stage
 from hardy.parts.aggregators.distances import (
+    STEPPED,
     ToleratesByzantine,
     ToleratesWeight,
     blend,
@@ -201,7 +201,7 @@ class Clipping(_Reshapes):
 
 def _stepped(context: RoundContext) -> Tensors:
     """The shared weights and affine parameters."""
-    return {n: t for n, t in context.shared.items() if context.roles[n] in (Role.WEIGHT, Role.NORM_AFFINE)}
+    return {n: t for n, t in context.shared.items() if context.roles[n] in STEPPED}
 
 
 @part("stage")

@@ -12,15 +12,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hardy.core.messages import Updates
-from hardy.core.partition import Role
 from hardy.core.protocols import Aggregator, RoundContext
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.parts.aggregators.base import narrow
-from hardy.parts.aggregators.distances import as_tensors, blend, sent_down
+from hardy.parts.aggregators.distances import STEPPED, as_tensors, blend, sent_down
 from hardy.registry import part
-
-_STEPPED = {Role.WEIGHT, Role.NORM_AFFINE}
 
 
 @part("aggregator", name="fltrust")
@@ -36,7 +33,7 @@ class FLTrust(Aggregator):
     needs_server_rows: ClassVar[bool] = True
 
     def combine(self, updates: Updates, context: RoundContext) -> Tensors:
-        weights = [name for name in updates.shared if context.roles[name] in _STEPPED]
+        weights = [name for name in updates.shared if context.roles[name] in STEPPED]
         if context.server_update is None or not weights:
             raise HardyError(
                 "fltrust compares weights with an update of the server's own. Give [server] rows, and let "
