@@ -138,10 +138,12 @@ def _outcome(rule: Rule, name: str, bad: int) -> str:
 
 def hardy_rules() -> dict[str, Rule]:
     def example(factory: Callable[..., Any]) -> Any:
-        usual = {"f": F, "radius": 100.0, "size": 2}
+        usual = {"f": F, "radius": 100.0, "size": 2, "share": 0.4, "deviation": 1e-6}
         return factory(**{k: v for k, v in usual.items() if k in inspect.signature(factory).parameters})
 
-    rules = {name: example(rule) for name, rule in PARTS["aggregator"].items() if name != "control_mean"}
+    rules = {
+        name: example(rule) for name, rule in PARTS["aggregator"].items() if name not in ("control_mean", "fltrust")
+    }
     rules |= {name: pipeline(pre=(example(stage),)) for name, stage in PARTS["stage"].items()}
     rules |= {name: pipeline(post=(example(update),)) for name, update in PARTS["server_update"].items()}
     return {name: _hardy(rule) for name, rule in rules.items()}

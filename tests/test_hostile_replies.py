@@ -81,11 +81,11 @@ for figure, values in FIGURES.items():
 
 
 def example(factory):
-    usual = {"f": 1, "radius": 100.0, "size": 2}
+    usual = {"f": 1, "radius": 100.0, "size": 2, "share": 0.4}
     return factory(**{name: value for name, value in usual.items() if name in inspect.signature(factory).parameters})
 
 
-RULES = {name: example(rule) for name, rule in PARTS["aggregator"].items() if name != "control_mean"}
+RULES = {name: example(rule) for name, rule in PARTS["aggregator"].items() if name not in ("control_mean", "fltrust")}
 RULES |= {f"pipeline({name})": pipeline(pre=(example(stage),)) for name, stage in PARTS["stage"].items()}
 
 

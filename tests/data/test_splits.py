@@ -21,6 +21,7 @@ from hardy.data.splits import (
     gamma_similarity,
     iid,
     natural,
+    power_law,
     quantity_skew,
     skew,
 )
@@ -34,6 +35,7 @@ RULES: dict[str, Rule] = {
     "classes_per_client": classes_per_client(classes=3),
     "skew": skew(percent=8.0),
     "gamma_similarity": gamma_similarity(gamma=0.3),
+    "power_law": power_law(exponent=0.5),
     "quantity_skew": quantity_skew(sigma=0.5),
     "natural": natural(),
 }
@@ -159,6 +161,11 @@ def test_classes_per_client_cuts_a_class_evenly_among_its_holders() -> None:
     counts = np.array([np.bincount(labels[r], minlength=10) for r in deal(classes_per_client(classes=3), labels, 10)])
     assert ((counts > 0).sum(1) == 3).all() and ((counts > 0).sum(0) == 3).all()
     assert set(counts[counts > 0].tolist()) == {33, 34}
+
+
+def test_power_law_gives_the_first_client_most() -> None:
+    assert [len(r) for r in deal(power_law(exponent=0.0), labelled(1000), 4)] == [250] * 4
+    assert [len(r) for r in deal(power_law(), labelled(1000), 4)] == [480, 240, 160, 120]  # 12 : 6 : 4 : 3
 
 
 def test_quantity_skew_spreads_sizes_only() -> None:

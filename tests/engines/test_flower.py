@@ -13,15 +13,22 @@ from conftest import SHAPE, assert_close, everything, experiment, federation, fi
 from hardy import papers
 from hardy.attacks.threats import parse_threat
 from hardy.config import DataChoice, EvaluationChoice, NetworkChoice
+from hardy.config.experiment import ServerChoice
 from hardy.core.partition import Placement, Role
 from hardy.core.server import Cohort
 from hardy.core.training import Training
 from hardy.data.augmentation import crop_flip
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
+from hardy.faults.backdoors import backdoor, pixel_pattern
 from hardy.faults.injection import Faults
 from hardy.flower import membership, network_engine, wire
 from hardy.models import tiny_cnn
+from hardy.parts.aggregators.base import pipeline
+from hardy.parts.aggregators.memories import delayed_momentum
+from hardy.parts.aggregators.robust import trimmed_mean
+from hardy.parts.aggregators.stages import nearest_neighbour_mixing, truncated_weights
+from hardy.parts.aggregators.trust import fltrust
 from hardy.parts.compression import half_precision, top_k
 
 pytest.importorskip("flwr", reason="the flower extra is not installed")
@@ -703,3 +710,27 @@ def test_the_network_of_a_deployment_can_be_had_without_its_rows(tmp_path):
     pytest.importorskip("onnx", reason="the export extra is not installed")
     manifest = loaded.export(tmp_path / "net.onnx")
     assert json.loads(manifest.read_text())["settings"][0]["standard_accuracy"]["mean"] is None
+
+
+def test_hostile_clients_and_rules_that_remember_are_the_same_over_a_network(tmp_path):
+    """Poisoned rows, weights cut, momenta of clients that were not asked, and how well the backdoor works."""
+    stages = (truncated_weights(f=1, share=0.4), delayed_momentum(), nearest_neighbour_mixing(f=1, weigh="samples"))
+    rule = pipeline(pre=stages, rule=trimmed_mean(f=1, weigh="samples"))
+    method = papers.fedavg().replace(aggregator=rule)
+    attack = backdoor(trigger=pixel_pattern(size=2), target=1, boost=2.0)
+    options = {"faults": Faults(hostile=(1,), byzantine=attack), "cohort": Cohort(clients=3), "rounds": 3}
+    one, far = fit(method, **options), run_over(grid_of(method), method, **options)
+    assert_close(everything(one), everything(far), 1e-9)
+    assert one.figures.metrics["backdoor_success"]["by_client"] == far.figures.metrics["backdoor_success"]["by_client"]
+
+
+def test_a_server_with_rows_of_its_own_trusts_the_same_over_a_network(tmp_path):
+    data = federation()
+    x, y = data.x_train[:20].transpose(0, 2, 3, 1), data.y_train[:20]
+    np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    server = ServerChoice(rows=12, source=str(tmp_path / "own.npz"))
+    method = papers.fedavg().replace(aggregator=fltrust())
+    one, far = fit(method, rounds=2, server=server), run_over(grid_of(method), method, rounds=2, server=server)
+    assert_close(everything(one), everything(far), 1e-9)
+    with pytest.raises(HardyError, match=r"Give server\.source"):
+        run_over(grid_of(method), method, rounds=1, server=ServerChoice(rows=4))

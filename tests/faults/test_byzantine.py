@@ -124,14 +124,16 @@ def test_figures():
 
 
 def test_the_search_climbs_to_the_edge_of_what_a_rule_follows():
-    search = byzantine.a_little_is_enough().tune
+    def search(moved):
+        return byzantine.a_little_is_enough().tune(byzantine.Trial(moved, lambda attack: []))
+
     for edge in (0.3, 2.7, 13.0):
         found = search(lambda attack, edge=edge: attack.factor if attack.factor <= edge else 0.0).factor
         assert 0.9 * edge < found <= edge
     assert search(lambda attack: 1 / (1 + abs(attack.factor - 0.2))).factor == pytest.approx(0.2, rel=0.02)
     assert search(lambda attack: attack.factor).factor == pytest.approx(16 * 2**4)  # a mean follows without end
     assert search(lambda attack: float("nan")).factor == 1.0
-    assert byzantine.a_little_is_enough(factor=3.0).tune(lambda attack: attack.factor).factor == 3.0
+    assert byzantine.a_little_is_enough(factor=3.0).tune(byzantine.Trial(None, None)).factor == 3.0
 
 
 def test_the_search_asks_how_far_the_rule_is_moved():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from drawing import draw
+from drawing import draw  # first: it skips where there is no Triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from drawing import draw
+from drawing import draw  # first: it skips where there is no Triton
 from torch import nn
 from torch.nn import functional as F
 

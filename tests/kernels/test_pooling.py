@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from drawing import draw
+from drawing import draw  # first: it skips where there is no Triton
 from torch.nn import functional as F
 
 from hardy.kernels import pooling

@@ -15,7 +15,7 @@ from hardy.parts.aggregators.base import by_role, mean, pipeline
 from hardy.registry import PARTS
 
 ROLES = {"w": Role.WEIGHT, "mean": Role.NORM_MEAN, "count": Role.COUNTER}
-EXAMPLES = {"f": 1, "radius": 100.0, "size": 2}
+EXAMPLES = {"f": 1, "radius": 100.0, "size": 2, "share": 0.4}
 """for what has no default; laws use 7 updates of a base or more, the least any rule needs with one liar"""
 
 
@@ -24,8 +24,22 @@ def example(factory):
     return factory(**{name: value for name, value in EXAMPLES.items() if name in taken})
 
 
-RULES = {name: example(factory) for name, factory in PARTS["aggregator"].items() if name != "control_mean"}
+ALONE = ("control_mean", "fltrust")
+"""fltrust needs an update of the server's own: tests/parts/test_fltrust.py"""
+RULES = {name: example(factory) for name, factory in PARTS["aggregator"].items() if name not in ALONE}
 RULES |= {f"pipeline({name})": pipeline(pre=(example(stage),)) for name, stage in PARTS["stage"].items()}
+WEIGHTED = {
+    name: dataclasses.replace(rule, weigh="samples")
+    for name, rule in RULES.items()
+    if any(field.name == "weigh" for field in dataclasses.fields(rule))
+}
+WEIGHTED |= {
+    f"pipeline({name})": pipeline(pre=(stage(f=1, weigh="samples"),), rule=mean())
+    for name, stage in PARTS["stage"].items()
+    if "weigh" in inspect.signature(stage).parameters
+}
+STAGED = {name for name in WEIGHTED if name.startswith("pipeline(")}
+RULES |= {f"{name} by samples": rule for name, rule in WEIGHTED.items()}
 
 
 def updates(slots: int, bases: int = 1, seed: int = 0, spread: float = 1.0) -> Updates:
@@ -170,6 +184,47 @@ def test_nothing_given_is_written_to(rule):
     aggregate(rule, [given_updates])
     for name, value in copy.shared.items():
         assert torch.equal(value, given_updates.shared[name])
+
+
+@pytest.mark.parametrize("name", sorted(WEIGHTED))
+@pytest.mark.parametrize("weight", [1.0, 0.37, 600.0])
+def test_equal_weights_give_the_plain_rule(name, weight):
+    given_updates = updates(9)
+    given_updates = dataclasses.replace(given_updates, weights=torch.full((9,), weight, dtype=torch.float64))
+    plain = dataclasses.replace(WEIGHTED[name], weigh="uniform") if name in RULES.keys() - STAGED else RULES[name]
+    for tensor, value in aggregate(plain, [given_updates]).items():
+        torch.testing.assert_close(aggregate(WEIGHTED[name], [given_updates])[tensor], value, rtol=1e-9, atol=1e-9)
+
+
+COPIES = torch.tensor([2, 1, 1, 2, 1, 2, 1, 1, 2])
+
+
+@pytest.mark.parametrize("name", sorted(WEIGHTED))
+@pytest.mark.parametrize("unit", [1.0, 25.0])
+def test_a_client_of_weight_w_counts_like_w_clients(name, unit):
+    """Of nine clients the heaviest may lie, of weight 2; of their fifteen copies, two."""
+    few = dataclasses.replace(updates(9, seed=4), weights=COPIES * unit)
+    index = torch.arange(9).repeat_interleave(COPIES)
+    many = dataclasses.replace(
+        few.where(torch.zeros(9, dtype=torch.bool)),
+        slots=[Slot(i) for i in range(len(index))],
+        shared={tensor: value[index] for tensor, value in few.shared.items()},
+        weights=torch.full((len(index),), unit, dtype=torch.float64),
+        steps=few.steps[index],
+        loss=few.loss[index],
+    )
+    rule, two = WEIGHTED[name], WEIGHTED[name]
+    if hasattr(rule, "f"):
+        two = dataclasses.replace(rule, f=2)
+    elif name in STAGED:
+        two = pipeline(pre=(dataclasses.replace(rule.pre[0], f=2),), rule=rule.rule)
+    one, other = aggregate(rule, [few]), aggregate(two, [many])
+    for tensor in ("w", "mean"):
+        torch.testing.assert_close(one[tensor], other[tensor], rtol=1e-9, atol=1e-9)
+    uniform = (
+        aggregate(RULES[name], [few]) if name not in ("mean", *STAGED) else aggregate(mean(weigh="uniform"), [few])
+    )
+    assert not torch.allclose(uniform["w"], one["w"], rtol=1e-3), "weights made no difference"
 
 
 def test_counters_are_never_averaged():

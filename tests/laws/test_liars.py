@@ -47,7 +47,7 @@ def test_resume_is_exact(lie, tmp_path):
 
 def test_only_the_liars_replies_change(lie):
     """Nothing of an engine is written to, and the honest are heard as they are."""
-    if type(lie).__name__ == "LabelFlipping":
+    if type(lie).__name__ in ("LabelFlipping", "Backdoor"):
         pytest.skip("its replies are honest")
     run = prepare(
         experiment(faults=Faults(hostile=(1,), byzantine=lie)), method=papers.fedavg(), model=net, data=federation()

@@ -1,6 +1,7 @@
 """Robust rules and stages against short references, and what a liar may not do to them."""
 
 import dataclasses
+import doctest
 import itertools
 
 import numpy as np
@@ -17,7 +18,7 @@ from hardy.core.server import Cohort
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.papers.afl import agnostic
-from hardy.parts.aggregators import columns
+from hardy.parts.aggregators import columns, distances
 from hardy.parts.aggregators.base import by_role, pipeline
 from hardy.parts.aggregators.robust import (
     bulyan,
@@ -29,7 +30,13 @@ from hardy.parts.aggregators.robust import (
     multi_krum,
     trimmed_mean,
 )
-from hardy.parts.aggregators.stages import adaptive_clipping, bucketing, clipping, nearest_neighbour_mixing
+from hardy.parts.aggregators.stages import (
+    adaptive_clipping,
+    bucketing,
+    clipping,
+    nearest_neighbour_mixing,
+    truncated_weights,
+)
 
 RULES = {  # name -> rule that holds against f liars among updates of a given scale
     "coordinate_median": lambda f, scale: coordinate_median(),
@@ -198,6 +205,91 @@ def test_weights_count_as_copies():
     ):
         weighted = aggregate(rule, matrix, weights=copies.double())
         torch.testing.assert_close(weighted, aggregate(rule, repeated))
+
+
+@pytest.mark.parametrize("module", [columns, distances])
+def test_examples_in_docstrings(module):
+    failed, tried = doctest.testmod(module)
+    assert tried and not failed
+
+
+def test_a_weighted_median_and_trimmed_mean_by_hand():
+    rows, weights = torch.tensor([[0.0], [1.0], [2.0], [5.0]]).double(), torch.tensor([2.0, 1.0, 1.0, 1.0]).double()
+    assert columns.weighted_trimmed_mean(rows, weights, torch.tensor(2.0)).tolist() == [1.0]
+    assert columns.weighted_trimmed_mean(rows, weights, torch.tensor(0.5)).tolist() == [(1.5 * 0 + 1 + 2 + 0.5 * 5) / 4]
+    assert columns.weighted_median(rows, weights).tolist() == [1.0]
+    assert columns.weighted_median(rows, torch.tensor([0.3, 0.1, 0.1, 0.1], dtype=torch.float64)).tolist() == [0.5]
+    assert columns.weighted_median(rows, torch.tensor([0.1, 0.0, 0.0, 0.3]).double()).tolist() == [5.0]
+
+
+HEAVY = torch.tensor([10.0, 2.0, 2.0, 3.0, 4.0, 4.0, 5.0, 6.0, 4.0, 3.0]).double()
+"""the first client has 23 % of the rows"""
+BY_SAMPLES = {
+    "coordinate_median": coordinate_median(weigh="samples"),
+    "trimmed_mean": trimmed_mean(f=2, weigh="samples"),
+    "geometric_median": geometric_median(weigh="samples"),
+    "multi_krum": multi_krum(f=2, weigh="samples"),
+    "krum": krum(f=2, weigh="samples"),
+    "mixing": pipeline(pre=(nearest_neighbour_mixing(f=2, weigh="samples"),), rule=trimmed_mean(f=2, weigh="samples")),
+    "truncated": pipeline(pre=(truncated_weights(f=2, share=0.25),), rule=trimmed_mean(f=2, weigh="samples")),
+}
+
+
+@pytest.mark.parametrize("name", BY_SAMPLES)
+@pytest.mark.parametrize("liars", [(0, 7), (0, 1), (1, 2)])
+def test_weighted_rules_hold_against_the_heaviest(name, liars):
+    """The two heaviest weigh 37 %, less than half; a weighted mean goes wherever they like."""
+    matrix = draw(10)
+    honest = [i for i in range(10) if i not in liars]
+    spread = (matrix[honest] - matrix[honest].mean(0)).norm(dim=1).max()
+    for far in (1e2, 1e6):
+        matrix[list(liars)] = far
+        result = aggregate(BY_SAMPLES[name], matrix, weights=HEAVY)
+        assert (result - matrix[honest].mean(0)).norm() < 10 * spread, far
+        assert (aggregate(pipeline(), matrix, weights=HEAVY) - matrix[honest].mean(0)).norm() > far / 10
+
+
+def test_f_clients_of_too_much_weight_change_nothing():
+    """Two clients with 60 % would be trimmed as a majority: the base keeps its value."""
+    matrix, sent, heavy = draw(10), draw(1, 1)[0], HEAVY.clone()
+    heavy[[0, 7]] = torch.tensor([30.0, 20.0]).double()
+    rule = trimmed_mean(f=2, weigh="samples")
+    shared, _ = rule.finish([updates(matrix, weights=heavy)], context(sent), {})
+    assert torch.equal(shared["w"].flatten(), sent[1:])
+    assert not torch.equal(aggregate(BY_SAMPLES["truncated"], matrix, sent, weights=heavy), sent)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_truncated_weights_end_at_the_largest_cap(seed):
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(3, 12))
+    f = int(rng.integers(1, count))
+    share = float(rng.uniform(f / count + 1e-3, 0.999))
+    weights = torch.from_numpy(rng.choice([1.0, 2.0, rng.uniform(0.1, 1000)], count) * rng.pareto(1.0, count) + 0.1)
+    left = truncated_weights(f=f, share=share).reweigh(weights)
+
+    def of_the_heaviest(some):
+        return float(some.sort(descending=True).values[:f].sum() / some.sum())
+
+    if of_the_heaviest(weights) <= share:
+        assert torch.equal(left, weights)
+    else:
+        assert of_the_heaviest(left) == pytest.approx(share, abs=1e-12)
+        assert torch.equal(left, weights.clamp_max(left.max()))
+
+
+def test_sizes_that_a_weighted_rule_cannot_stand_are_refused_before_training():
+    data = federation(sizes=(80, 6, 6, 6, 6))
+    weighted = papers.fedavg().replace(aggregator=trimmed_mean(f=1, weigh="samples"))
+    with pytest.raises(HardyError, match=r"1 heaviest have 77% of those of a cohort of 5.*truncated_weights \(f = 1"):
+        fit(weighted, rounds=1, data=data)
+    one_role = by_role(weight=trimmed_mean(f=1, weigh="samples"), norm_mean=coordinate_median())
+    with pytest.raises(HardyError, match="1 heaviest have 77%"):
+        fit(papers.fedavg().replace(aggregator=one_role), rounds=1, data=data)
+    cut = pipeline(pre=(truncated_weights(f=1, share=0.3),), rule=trimmed_mean(f=1, weigh="samples"))
+    assert fit(papers.fedavg().replace(aggregator=cut), rounds=1, data=data).state.round == 1
+    with pytest.raises(HardyError, match="needs 4 updates or more, but the cohort has 3"):
+        fit(papers.fedavg().replace(aggregator=cut), rounds=1, data=data, cohort=Cohort(clients=3))
 
 
 def test_centred_clipping_step_by_step():
@@ -375,13 +467,17 @@ def test_a_cohort_too_small_for_the_rule_is_refused_before_training():
 @pytest.mark.parametrize(
     "make, words",
     [
-        (lambda: trimmed_mean(f=-1), r"f is -1 in TrimmedMean\(f=-1\)"),
+        (lambda: trimmed_mean(f=-1), r"f is -1 in TrimmedMean\(f=-1, "),
         (lambda: nearest_neighbour_mixing(f=-2), "f is -2"),
         (lambda: multi_krum(f=1, keep=0), "keep is 0"),
         (lambda: minimum_diameter(f=17), "f is 17; it must be 16 or less"),
         (lambda: centred_clipping(radius=0.0), "radius"),
         (lambda: geometric_median(iterations=0), "iterations"),
         (lambda: bucketing(size=0), "size"),
+        (lambda: truncated_weights(f=1, share=1.0), r"share in \(0, 1\)"),
+        (lambda: truncated_weights(f=0, share=0.3), "f must be 1 or more"),
+        (lambda: multi_krum(f=1, keep=3, weigh="samples"), "keep is 3 .* a weight that is kept"),
+        (lambda: pipeline(pre=(truncated_weights(f=1, share=0.3),), rule=krum(f=1)), "'TruncatedWeights' weighs"),
         (lambda: clipping(radius=-1.0), "radius"),
         (lambda: pipeline(pre=(agnostic(),), rule=trimmed_mean(f=1)), "'Agnostic' weighs"),
         (lambda: pipeline(pre=(agnostic(), bucketing(size=2)), rule=coordinate_median()), "'Agnostic' weighs"),

@@ -135,6 +135,22 @@ class EvaluationChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServerChoice:
+    """`[server]`: rows of the server's own, for a rule that compares clients with training on them (fltrust)."""
+
+    rows: int = 0
+    """how many; 0: none"""
+    source: str | Table | None = None
+    """where they come from, as in data.source; absent: training rows of the clients, who then no longer hold them"""
+
+    def __post_init__(self) -> None:
+        if self.rows < 0:
+            raise HardyError(f"server.rows is {self.rows}; it must be 0 or more.")
+        if self.source is not None and not self.rows:
+            raise HardyError(f"server.source is {self.source!r}, but server.rows is 0, so it has no effect. Set both.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointChoice:
     """`[checkpoint]`: when the run is saved."""
 
@@ -192,6 +208,7 @@ class Experiment:
     """how clients step; absent: the method's own, plain SGD for most. A method adds its links (SCAFFOLD's control)"""
     training: Training = field(default_factory=Training)
     cohort: Cohort = field(default_factory=Cohort)
+    server: ServerChoice = field(default_factory=ServerChoice)
     faults: Faults = field(default_factory=Faults)
     admission: Admission = field(default_factory=Admission)
     engine: EngineChoice = field(default_factory=EngineChoice)

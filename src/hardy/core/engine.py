@@ -14,8 +14,8 @@ from hardy.core.state import ServerState
 from hardy.core.tensors import Tensors
 from hardy.core.training import Training
 
-DataPart = Literal["train", "validation", "test"]
-"""which of a client's rows"""
+DataPart = Literal["train", "validation", "test", "triggered"]
+"""which of a client's rows; `triggered`: test rows with a backdoor's trigger, labelled with its target"""
 EngineName = Literal["sequential", "vectorised", "flower"]
 
 

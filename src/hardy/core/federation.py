@@ -1,6 +1,6 @@
 """Who takes part: the clients, and the images or feature vectors they hold."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,8 @@ class Client:
     """AT can afford adversarial training, ST cannot; "" where nobody said: whatever the method asks for"""
     capacity: float = 1.0
     """share of the full width it can train"""
+    triggered: Rows = field(default_factory=lambda: np.zeros(0, np.int64))
+    """test rows that bear a backdoor's trigger, with the target as label"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,12 @@ class Federation:
                     f"{name} labels run from {y.min()} to {y.max()}; there are {len(self.classes)} classes."
                 )
         for number, client in enumerate(self.clients):
-            held = ((client.train, self.y_train), (client.validation, self.y_train), (client.test, self.y_test))
+            held = (
+                (client.train, self.y_train),
+                (client.validation, self.y_train),
+                (client.test, self.y_test),
+                (client.triggered, self.y_test),
+            )
             for rows, y in held:
                 if len(rows) and not 0 <= rows.min() <= rows.max() < len(y):
                     raise HardyError(f"client {number} holds row {rows.max()}, but there are only {len(y)} rows.")

@@ -389,6 +389,8 @@ class RoundContext:
     """the sub-networks that clients train"""
     seed: int = 0
     """of the experiment: a rule that draws takes `random.stream(seed, round, ...)`"""
+    server_update: Updates | None = None
+    """what training on the server's own rows gave, where it has some: one update a base"""
 
 
 @kind("aggregator")
@@ -411,6 +413,10 @@ class Aggregator(Part):
         """The smallest number of updates of a base it works with."""
         return 1
 
+    def tolerates(self, weights: Tensor) -> bool:
+        """Whether it works with updates of a base that weigh so much: enough of them, and few of them too heavy."""
+        return len(weights) >= self.min_updates
+
     def memory(self, context: RoundContext) -> Tensors:
         """What the aggregator remembers between rounds, with its first values."""
         return {}
@@ -420,12 +426,12 @@ class Aggregator(Part):
         return [*(folded or []), updates]
 
     def finish(self, folded: Any, context: RoundContext, memory: Tensors) -> tuple[Tensors, Tensors]:
-        """The next shared tensors and memory. A base with fewer updates than `min_updates` keeps its value."""
+        """The next shared tensors and memory. A base keeps its value if the rule does not tolerate its updates."""
         if not folded:
             return context.shared, memory
         shared = tensors.apply(Tensor.clone, context.shared)
         for base, updates in by_base(folded):
-            if len(updates.slots) >= self.min_updates:
+            if self.tolerates(updates.weights):
                 for name, value in self.combine(updates, context).items():
                     shared[name][base] = value
         return shared, memory

@@ -3,13 +3,15 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from math import comb, prod
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 
 from hardy.core import random, tensors
 from hardy.core.admission import Admission, Admitted, Gate, unpack
+from hardy.core.cohort_odds import CohortOdds, cohort_odds
+from hardy.core.describe import non_defaults
 from hardy.core.engine import Trains
 from hardy.core.federation import Client
 from hardy.core.messages import Slot, Updates, Work
@@ -110,6 +112,8 @@ class Server:
     faults: FaultModel = field(default_factory=FaultModel)
     admission: Admission = field(default_factory=Admission)
     training: Training = field(default_factory=Training)
+    own: Trains | None = None
+    """trains on the server's own rows, for a rule that compares clients with it"""
     drift: bool = False
     """measure how far the clients' weights lie apart; all replies are held until the round is over"""
 
@@ -117,6 +121,7 @@ class Server:
         """Cohort, slots, training, admission, aggregation, exchange. Returns the next state and the round's figures."""
         context, asked = self.context(state.shared, state.round), self.ask(state.round)
         work, lost = self._work(state, asked, rate), dict(asked.lost)
+        context = self._with_server_update(context, work)
         gate = Gate(self.admission, work, context.roles, state.lengths)
         tally, taken = self._tally(work), TakenReplies(self.plan, context)
         for updates in gate.hold(self._arriving(engine, work, lost, context, state.memory, gate)):
@@ -135,31 +140,40 @@ class Server:
             self.admission.largest_weight(self._examples)  # refuses a share that nobody could keep to
         if size < aggregator.min_updates:
             raise HardyError(
-                f"aggregator {aggregator} needs {aggregator.min_updates} updates or more, but the cohort has {size} "
-                "clients. Ask more clients (cohort), expect fewer hostile ones (a smaller f), or take another rule."
+                f"aggregator {non_defaults(aggregator)} needs {aggregator.min_updates} updates or more, but the cohort "
+                f"has {size} clients. Ask more clients (cohort), expect fewer hostile ones (a smaller f), or take "
+                "another rule."
             )
-        hostile = self.faults.hostile_clients(self.seed, population)
+        self._refuse_weights(size)
         self.faults.refuse_impossible(self.seed, population, roles=self._sent_roles, method=self.plan.method.name)
         if self.plan.method.norm.branches is not None and self.training.batch < 2:
             raise HardyError(
                 f"training.batch is {self.training.batch}, but BatchNorm needs 2 rows in a batch. Take larger batches, "
                 "or norm group."
             )
-        return self._exceedable(len(hostile), size, population)
+        return [self.odds.warning] if self.odds and self.odds.warning else []
 
-    def _exceedable(self, hostile: int, size: int, population: int) -> list[str]:
-        """A warning where a sampled cohort can hold more hostile clients than a robust rule tolerates."""
-        tolerated = [part.f for part in walk(self.plan.method.aggregator) if hasattr(part, "f")]
-        if not tolerated or not hostile:
-            return []
-        f, most = min(tolerated), min(hostile, size)
-        draws = (comb(hostile, k) * comb(population - hostile, size - k) for k in range(f + 1, most + 1))
-        if not (chance := sum(draws) / comb(population, size)):
-            return []
-        return [
-            f"{hostile} of {population} clients are hostile and the rule tolerates f = {f} in a cohort of {size}: "
-            f"{chance:.1%} of the rounds hold more. Ask more clients (cohort), or raise f."
-        ]
+    def _refuse_weights(self, size: int) -> None:
+        """Refuses a rule that weighs its updates if f clients can have more weight than it tolerates, in the worst
+        cohort: the f heaviest clients and the lightest ones."""
+        aggregator = self.plan.aggregator
+        weights = sorted((min(n, self._largest_weight) for n in self._examples), reverse=True)
+        for f in sorted({part.f for part in walk(aggregator) if hasattr(part, "f")}):
+            heavy, light = weights[:f], weights[f:][f - size :] if f < size else []
+            if not aggregator.tolerates(torch.tensor(heavy + light, dtype=torch.float64)):
+                raise HardyError(
+                    f"aggregator {non_defaults(aggregator)} counts clients by their examples, and the {f} heaviest "
+                    f"have {sum(heavy) / sum(heavy + light):.0%} of those of a cohort of {size}: more than it "
+                    f"tolerates. Usual fix: stage truncated_weights (f = {f}, a share below 0.5) before the rule, more "
+                    "clients (cohort), or weigh = uniform."
+                )
+
+    @cached_property
+    def odds(self) -> CohortOdds | None:
+        """How often a cohort holds more hostile clients than the rule tolerates, where that can happen."""
+        population = len(self._examples)
+        hostile = self.faults.hostile_clients(self.seed, population)
+        return cohort_odds(self.plan.aggregator, len(hostile), self.cohort.size(population), population)
 
     @property
     def setting(self) -> Setting:
@@ -190,6 +204,14 @@ class Server:
             submodels=self.plan.submodels,
             seed=self.seed,
         )
+
+    def _with_server_update(self, context: RoundContext, work: Work) -> RoundContext:
+        """The same round, after training on the server's own rows, where it has some."""
+        if self.own is None:
+            return context
+        slots = [Slot(0, base) for base in range(context.bases)]
+        trained = self.own.train(replace(work, slots=slots, examples=(), largest_weight=float("inf")))
+        return replace(context, server_update=Updates.join([some for some in trained if isinstance(some, Updates)]))
 
     def ask(self, round_number: int) -> Asked:
         """Who is asked in a round, and what they train: a function of the seed, worked out once."""
@@ -273,10 +295,16 @@ class Server:
         return {
             "cohort": len(asked.cohort),
             "lost": {str(c): why for c, why in sorted(lost.items())},
+            **self._hostile_in(asked.cohort),
             **tally.figures(asked.slots),
             **tally.apart(after.shared),
             **(self.plan.aggregator.figures(after.memory) if tally.weight else {}),
         }
+
+    def _hostile_in(self, cohort: Sequence[int]) -> dict[str, int]:
+        """How many hostile clients were asked, where some are."""
+        hostile = self.faults.hostile_clients(self.seed, len(self._examples))
+        return {"hostile_in_cohort": len(hostile & set(cohort))} if hostile else {}
 
     def _tally(self, work: Work) -> Tally:
         return Tally(self._traffic(work), self.plan.shared_trained if self.drift else ())
@@ -327,6 +355,7 @@ class PipelinedServer(Server):
     def round(self, state: ServerState, engine: Trains, rate: float) -> tuple[ServerState, dict[str, Any]]:
         context, asked = self.context(state.shared, state.round), self.ask(state.round)
         work, lost = self._work(state, asked, rate), dict(asked.lost)
+        context = self._with_server_update(context, work)
         gate = Gate(self.admission, work, context.roles, state.lengths)
         tally, taken, verdict = self._tally(work), TakenReplies(self.plan, context), None
         for updates in gate.hold(self._arriving(engine, work, lost, context, state.memory, gate)):

@@ -213,6 +213,16 @@ def quantity_skew(*, sigma: float = 1.0) -> Rule:
 
 
 @part("split")
+def power_law(*, exponent: float = 1.0) -> Rule:
+    """Shuffled, in parts whose sizes fall with a power of their rank: client k holds (k + 1)^−exponent.
+
+    exponent: 0: equal parts; with 1 and ten clients they hold 34, 17, 11, ... 3.4 %
+    """
+    _require(0 <= exponent < float("inf"), "power_law's exponent", exponent, "0 or more, and finite")
+    return lambda labels, clients, rng: _cut(rng.permutation(len(labels)), np.arange(1.0, clients + 1) ** -exponent)
+
+
+@part("split")
 def natural() -> Rule:
     """One client for each owner the data names (LEAF), however many clients are asked for."""
     return _by_owner
@@ -325,6 +335,7 @@ __all__ = [
     "gamma_similarity",
     "iid",
     "natural",
+    "power_law",
     "quantity_skew",
     "skew",
 ]

@@ -51,7 +51,7 @@ class ServedClients:
         self.engine = engine
         self.attack, self.predict = serving.chosen_branches(engine.plan.method.norm, branches)
         self.robustness = branches.robustness
-        self.images = "test" if part == "test" else "train"
+        self.images = "test" if part in ("test", "triggered") else "train"
         own = {**state.reported, **engine.store}
         shared = engine.plan.aggregator.served(state.shared, state.memory)
         self.served = serving.serve(
@@ -63,7 +63,7 @@ class ServedClients:
         self.rows = [getattr(client, part)[:limit] for client in engine.data.clients]
         if self.together:  # one row alone has no statistics: no figure, as without rows
             self.rows = [rows if len(rows) > 1 else rows[:0] for rows in self.rows]
-        labels = torch.from_numpy(engine.data.y_test if part == "test" else engine.data.y_train)
+        labels = torch.from_numpy(engine.data.y_test if self.images == "test" else engine.data.y_train)
         self.labels = [labels[torch.from_numpy(rows)] for rows in self.rows]
 
     def network(self, common: Sequence[Tensors], own: Sequence[Tensors]) -> Mixture:
@@ -304,6 +304,14 @@ def standard_error(shares: Sequence[float | None], images: Sequence[int]) -> flo
     return math.sqrt(sum(squares)) / len(squares) if squares else None
 
 
+def success_figures(found: dict[str, Any]) -> dict[str, Any]:
+    """The share of triggered rows that is answered with a backdoor's target, as a metric: the higher the worse. Over a
+    network the server does not know how many rows those are."""
+    known = [value for value in found["by_client"] if value is not None]
+    told = {"images": found["images"] or None, "worst_client": max(known, default=None)}
+    return {**found, **told, "better": "lower", "missing": []}
+
+
 def figures(
     values: Sequence[float | None],
     clients: Sequence[Client],
@@ -317,7 +325,7 @@ def figures(
     counted = sum(count for count, value in zip(images, values, strict=True) if value is not None)
     found = {**averages(values, clients, metric), "round": round_number, "images": counted}
     if metric is None:
-        found["standard_error"] = standard_error(values, images)
+        found["standard_error"] = standard_error(values, images) if counted else None
     else:
         found["better"] = "higher" if metric.higher_is_better else "lower"
         found["missing"] = [at for at, value in enumerate(values) if value is None and images[at]]

@@ -1,5 +1,5 @@
 """Clients that fail, and hostile clients."""
 
-from hardy.faults import byzantine
+from hardy.faults import backdoors, byzantine, searched
 
-__all__ = ["byzantine"]
+__all__ = ["backdoors", "byzantine", "searched"]

@@ -7,16 +7,15 @@ mean by sending its opposite"). An attack that flips signs therefore leaves runn
 negative. Replies are compared within a base. Attacks keep no state, so a resumed run makes the same ones.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hardy.core import tensors
+from hardy.core.federation import Federation, Labels, Pixels
 from hardy.core.messages import Updates, Work
 from hardy.core.partition import Role
 from hardy.core.tensors import Tensors
@@ -40,6 +39,19 @@ class AttackView(NamedTuple):
     """[L, ...], what each was sent"""
     origin: Tensor
     """[L, ...], where changes are counted from: what was sent for weights, 0 for statistics"""
+    statistic: bool = False
+    """whether it is a running mean or variance"""
+    variance: bool = False
+    """whether it is a running variance, which cannot be negative"""
+
+
+class Trial(NamedTuple):
+    """What hostile clients can find out about an attack before they send it."""
+
+    moved: Callable[["ByzantineAttack"], float]
+    """how far it takes what the server would make of the round from the mean of the honest"""
+    distances: Callable[["ByzantineAttack"], list[tuple[Tensor, Tensor]]]
+    """for each base: squared distances of the forged reply to the honest ones [H], and of these to each other [H, H]"""
 
 
 @kind("byzantine_attack")
@@ -58,12 +70,21 @@ class ByzantineAttack:
         """The updates with the sample counts and losses that hostile clients, marked true, report."""
         return updates
 
-    def labels(self, labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-        """The labels the hostile clients train on."""
-        return labels
+    @property
+    def plants_backdoor(self) -> bool:
+        """Whether there are test rows to measure how well it works."""
+        return False
 
-    def tune(self, moved: Callable[["ByzantineAttack"], float]) -> "ByzantineAttack":
-        """The attack with what it leaves open chosen; `moved` says how far one takes the aggregate from the honest."""
+    def poison(self, federation: Federation, hostile: Sequence[int], seed: int) -> dict[int, tuple[Pixels, Labels]]:
+        """Hostile client -> the inputs and labels it trains on, where they are not its own."""
+        return {}
+
+    def with_triggered_rows(self, federation: Federation) -> Federation:
+        """The federation with the test rows that a backdoor is measured on."""
+        return federation
+
+    def tune(self, trial: Trial) -> "ByzantineAttack":
+        """The attack with what it leaves open chosen."""
         return self
 
     @property
@@ -94,7 +115,7 @@ class FallOfEmpires(ByzantineAttack):
     flips_signs = True
 
     def __post_init__(self) -> None:
-        _require_factor(self.factor, "fall_of_empires factor (τ)")
+        require_factor(self.factor, "fall_of_empires factor (τ)")
 
     def craft_reply(self, view: AttackView) -> Tensor:
         return view.origin - self.factor * (view.honest.mean(0) - view.origin)
@@ -110,28 +131,29 @@ class ALittleIsEnough(ByzantineAttack):
 
     def __post_init__(self) -> None:
         if self.factor is not None:
-            _require_factor(self.factor, "a_little_is_enough factor (τ)")
+            require_factor(self.factor, "a_little_is_enough factor (τ)")
 
     def craft_reply(self, view: AttackView) -> Tensor:
         honest, factor = view.honest, self.factor or 0.0
         return honest.mean(0) + factor * honest.std(0) if len(honest) > 1 else honest[0]
 
-    def tune(self, moved: Callable[[ByzantineAttack], float]) -> ByzantineAttack:
-        """Half of the trials double τ from 1/8 on, the others go on around the best of them with ever smaller steps."""
-        if self.factor is not None:
-            return self
-        factor, furthest, ratio = 1.0, 0.0, 2.0**0.5
-        for number in range(_EVALUATIONS):
-            coarse = number < _EVALUATIONS // 2
-            trial = 2.0 ** (number - 3) if coarse else factor * ratio
-            reached = moved(replace(self, factor=trial))
-            if reached > furthest * (
-                1 + 1e-6
-            ):  # where the rule leaves hostile clients out all is level, but for rounding
-                factor, furthest = trial, reached
-            elif not coarse:
-                ratio **= -0.5
-        return replace(self, factor=factor)
+    def tune(self, trial: Trial) -> ByzantineAttack:
+        return self if self.factor is not None else search_factor(self, trial)
+
+
+def search_factor(attack: ByzantineAttack, trial: Trial) -> ByzantineAttack:
+    """The attack with the factor τ that takes the aggregate furthest: half of the trials double τ from 1/8 on, the
+    others go on around the best of them with ever smaller steps."""
+    factor, furthest, ratio = 1.0, 0.0, 2.0**0.5
+    for number in range(_EVALUATIONS):
+        coarse = number < _EVALUATIONS // 2
+        chosen = 2.0 ** (number - 3) if coarse else factor * ratio
+        reached = trial.moved(replace(attack, factor=chosen))  # type: ignore[call-arg]
+        if reached > furthest * (1 + 1e-6):  # where the rule leaves hostile clients out all is level, but for rounding
+            factor, furthest = chosen, reached
+        elif not coarse:
+            ratio **= -0.5
+    return replace(attack, factor=factor)  # type: ignore[call-arg]
 
 
 @part("byzantine_attack")
@@ -148,8 +170,10 @@ class Mimic(ByzantineAttack):
 class LabelFlipping(ByzantineAttack):
     """Honest training on labels turned round, y → classes − 1 − y (Allen-Zhu et al., ICLR 2021)."""
 
-    def labels(self, labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-        return classes - 1 - labels
+    def poison(self, federation: Federation, hostile: Sequence[int], seed: int) -> dict[int, tuple[Pixels, Labels]]:
+        held = {number: federation.clients[number].train for number in hostile}
+        turned = {n: len(federation.classes) - 1 - federation.y_train[rows] for n, rows in held.items()}
+        return {number: (federation.x_train[rows], turned[number]) for number, rows in held.items()}
 
 
 @part("byzantine_attack")
@@ -194,13 +218,13 @@ class InflatedCount(ByzantineAttack):
     """times the true number of examples"""
 
     def __post_init__(self) -> None:
-        _require_factor(self.factor, "inflated_count factor")
+        require_factor(self.factor, "inflated_count factor")
 
     def figures(self, updates: Updates, hostile: Tensor) -> Updates:
         return replace(updates, weights=torch.where(hostile, self.factor * updates.weights, updates.weights))
 
 
-def _require_factor(factor: float, what: str) -> None:
+def require_factor(factor: float, what: str) -> None:
     if not 0 < factor < float("inf"):
         raise HardyError(f"{what} is {factor}; it must be above 0, and finite.")
 
@@ -236,10 +260,11 @@ def corrupt(
             role = roles.get(name)
             if role is None or not value.is_floating_point() or (attack.flips_signs and role is Role.NORM_VAR):
                 return value
-            origin = torch.zeros_like(sent) if role in _STATISTICS else sent
+            about = role in _STATISTICS, role is Role.NORM_VAR
+            origin = torch.zeros_like(sent) if about[0] else sent
             changed = value.clone()
             for _, own, honest in groups:
-                changed[own] = attack.craft_reply(AttackView(value[own], value[honest], sent[own], origin[own]))
+                changed[own] = attack.craft_reply(AttackView(value[own], value[honest], sent[own], origin[own], *about))
             return changed
 
         changed = replace(
@@ -259,7 +284,16 @@ def corrupt(
         ]
         return float(torch.linalg.vector_norm(torch.cat(far))) if far else 0.0
 
-    return attacked(attack.tune(moved))
+    def distances(attack: ByzantineAttack) -> list[tuple[Tensor, Tensor]]:
+        forged, found = attacked(attack), []
+        names = [name for name, value in updates.shared.items() if name in roles and value.is_floating_point()]
+        for _, own, honest in groups:
+            rows = [torch.cat([forged.shared[n][[own[0], *honest]].flatten(1) for n in names], 1)] if names else []
+            apart = torch.cdist(rows[0].double(), rows[0].double()).square() if rows else torch.zeros(1, 1)
+            found.append((apart[0, 1:], apart[1:, 1:]))
+        return found
+
+    return attacked(attack.tune(Trial(moved, distances)))
 
 
 def _bases(updates: Updates, hostile: Collection[int]) -> Iterator[tuple[int, list[int], list[int]]]:
@@ -279,6 +313,7 @@ __all__ = [
     "Affects",
     "AttackView",
     "ByzantineAttack",
+    "Trial",
     "a_little_is_enough",
     "affected_tensors",
     "corrupt",
@@ -287,6 +322,8 @@ __all__ = [
     "label_flipping",
     "mimic",
     "not_finite",
+    "require_factor",
+    "search_factor",
     "sign_flipping",
     "stale",
     "tiny_loss",

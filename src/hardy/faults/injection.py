@@ -125,26 +125,26 @@ class Faults(FaultModel):
             )
 
     def add_hostile_clients(self, federation: Federation, seed: int) -> Federation:
-        """The federation with its hostile clients: added ones, and the labels they train on."""
+        """The federation with its hostile clients: added ones, the rows they train on, those that test a backdoor."""
         if self.byzantine is None:
             return federation
-        clients, y = list(federation.clients), federation.y_train
+        clients = list(federation.clients)
         if self.added and isinstance(self.hostile, int):
             nothing = clients[0].train[:0]
             again = (clients[i % len(clients)] for i in range(self.hostile))
             clients += [replace(client, validation=nothing, test=nothing) for client in list(again)]
-        hostile = self.hostile_clients(seed, len(clients))
-        turned = {n: self.byzantine.labels(y[clients[n].train], len(federation.classes)) for n in sorted(hostile)}
-        if all(np.array_equal(labels, y[clients[n].train]) for n, labels in turned.items()):
-            return replace(federation, clients=tuple(clients))
-        # rows of their own: an honest client may hold the same ones
-        first, rows = len(y), np.concatenate([clients[n].train for n in turned])
-        for n, labels in turned.items():
+        joined = replace(federation, clients=tuple(clients))
+        poisoned = self.byzantine.poison(joined, sorted(self.hostile_clients(seed, len(clients))), seed)
+        measured = self.byzantine.with_triggered_rows(joined)
+        if not poisoned:
+            return measured
+        clients, first = list(measured.clients), len(federation.y_train)
+        for n, (_, labels) in poisoned.items():  # rows of their own: an honest client may hold the same ones
             clients[n] = replace(clients[n], train=np.arange(first, first + len(labels)))
             first += len(labels)
         return replace(
-            federation,
-            x_train=np.concatenate([federation.x_train, federation.x_train[rows]]),
-            y_train=np.concatenate([y, *turned.values()]),
+            measured,
+            x_train=np.concatenate([federation.x_train, *(x for x, _ in poisoned.values())]),
+            y_train=np.concatenate([federation.y_train, *(labels for _, labels in poisoned.values())]),
             clients=tuple(clients),
         )

@@ -243,13 +243,14 @@ def _data(chosen: Experiment, own: dict[str, Any], given: Given) -> Federation:
             )
         client = federation.clients[number]
     rows = np.concatenate([client.train, client.validation])
+    tests = np.concatenate([client.test, client.triggered])
     ends = len(client.train), len(rows)
     return replace(
         federation,
         x_train=federation.x_train[rows],
         y_train=federation.y_train[rows],
-        x_test=federation.x_test[client.test],
-        y_test=federation.y_test[client.test],
+        x_test=federation.x_test[tests],
+        y_test=federation.y_test[tests],
         clients=(
             Client(
                 domain=str(own.get("domain", client.domain)),
@@ -258,6 +259,7 @@ def _data(chosen: Experiment, own: dict[str, Any], given: Given) -> Federation:
                 train=np.arange(ends[0]),
                 validation=np.arange(*ends),
                 test=np.arange(len(client.test)),
+                triggered=np.arange(len(client.test), len(tests)),
             ),
         ),
     )

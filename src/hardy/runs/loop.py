@@ -16,7 +16,7 @@ from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.evaluation import projections
 from hardy.evaluation.diagnoses import diagnose_training
-from hardy.evaluation.measure import figures
+from hardy.evaluation.measure import figures, success_figures
 from hardy.evaluation.record import EVALUATION_LOCK
 from hardy.runs import costs
 from hardy.runs import folder as folders
@@ -187,7 +187,8 @@ def _evaluate(run: Run, line: dict[str, Any]) -> bool:
     places = {"validation": Question("validation"), "standard": Question("test")}
     if choice.select:
         places["selection"] = Question("validation", choice.select)
-    found = _measured(run, [q._replace(metric=m) for q in places.values() for m in (None, *choice.metrics)])
+    backdoor = _backdoor_questions(run)
+    found = _measured(run, [q._replace(metric=m) for q in places.values() for m in (None, *choice.metrics)] + backdoor)
     if run.local is None:
         for known in (value for question, value in found.items() if question.part == "validation"):
             known["median"] = _median(known)
@@ -196,11 +197,19 @@ def _evaluate(run: Run, line: dict[str, Any]) -> bool:
         if choice.metrics:
             others = {m.name: found[question._replace(metric=m)] for m in choice.metrics}
             line["metrics" if place == "standard" else f"{place}_metrics"] = others
+    for question in backdoor:
+        line.setdefault("metrics", {})["backdoor_success"] = success_figures(found[question])
     run.figures.latest, run.figures.metrics = line["standard_accuracy"], line.get("metrics", {})
     if choice.diagnosis:
         engine, rate = run.needs_local("a diagnosis"), experiment.training.rate_at(done - 1, experiment.rounds)
         line |= diagnose_training(engine, run.state, choice.diagnosis, rate=rate, branch=choice.predict_branch)
     return _note_best(run, line)
+
+
+def _backdoor_questions(run: Run) -> list[Question]:
+    """What is asked where hostile clients plant a backdoor."""
+    attack = run.experiment.faults.byzantine
+    return [Question("triggered")] if attack is not None and attack.plants_backdoor else []
 
 
 def _median(found: dict[str, Any]) -> float | None:
@@ -254,9 +263,12 @@ def _measure_finished(run: Run, saving: _Saving | None, *, quiet: bool) -> None:
     run.robust = of_round(run.robust, run.state.round)
     run.robust_metrics = metrics_of_round(run.robust_metrics, run.state.round)
     if run.figures.stopped and (run.figures.latest or {}).get("round") != run.state.round:
-        found = _measured(run, [Question("test", "", m) for m in (None, *choice.metrics)])
+        backdoor = _backdoor_questions(run)
+        found = _measured(run, [Question("test", "", m) for m in (None, *choice.metrics)] + backdoor)
         run.figures.latest = found[Question("test")]
         run.figures.metrics = {m.name: found[Question("test", "", m)] for m in choice.metrics}
+        for question in backdoor:
+            run.figures.metrics["backdoor_success"] = success_figures(found[question])
     _write_summary(run, saving)
     if folder is not None:
         with file_lock(folder / EVALUATION_LOCK, wait=True):

@@ -12,10 +12,12 @@ from hardy import config
 from hardy.attacks.base import Attack, refuse_inputs, refuse_usual_radius
 from hardy.attacks.threats import parse_threat
 from hardy.config import FROM_PYTHON, Experiment, construct, convert, named
-from hardy.core.engine import Measures, RunEngine
+from hardy.core import random
+from hardy.core.engine import Measures, RunEngine, Trains
 from hardy.core.federation import Federation
 from hardy.core.method import Method, Plan
-from hardy.core.protocols import within
+from hardy.core.partition import Placement
+from hardy.core.protocols import walk, within
 from hardy.core.server import PipelinedServer, Server
 from hardy.data import sources
 from hardy.data.capacity import Capacity, with_capacity
@@ -23,12 +25,15 @@ from hardy.data.dataset import Dataset
 from hardy.data.given import OwnData, as_data
 from hardy.data.kinds import with_kinds
 from hardy.data.own_files import locate
+from hardy.data.server_rows import own_rows, take_rows
 from hardy.data.shifts import Shift, with_shift
 from hardy.data.splits import federate
 from hardy.engines import DeviceData
+from hardy.engines.sequential import Sequential
 from hardy.errors import HardyError
 from hardy.evaluation.measure import LocalMeasure
 from hardy.evaluation.serving import chosen_branch, refuse_common, refuse_robustness
+from hardy.parts.aggregators.trust import trusts_server
 from hardy.registry import find
 from hardy.runs.networks import OwnModel, model_builder
 from hardy.runs.run import Run, RunTotals
@@ -64,6 +69,7 @@ def prepare(
         raise HardyError("data.shift cannot shift a federation that is given; use hardy.data.shifts.with_shift on it.")
     elif given and experiment.data.capacity is not None:
         raise HardyError("data.capacity cannot be dealt to a federation that is given; use with_capacity on it.")
+    data, own_data = _with_server_rows(experiment, data, data_folder, far=network is not None)
     if network is None:  # nodes bring their own
         data = experiment.faults.add_hostile_clients(data, experiment.seed)
     else:
@@ -85,6 +91,7 @@ def prepare(
     for warning in server.check():
         _LOG.warning(warning)
     choice = experiment.evaluation
+    _refuse_server_rows(experiment, plan)
     for measuring in (*choice.metrics, *choice.diagnosis):
         measuring.check(plan.method, server.setting)
     for branch in (choice.attack_branch, choice.predict_branch):
@@ -95,6 +102,8 @@ def prepare(
         refuse_common(plan)
         if network is not None:
             raise HardyError("a threat with common=true needs all clients' images; over a network nobody has them.")
+    if own_data is not None:
+        server = replace(server, own=_server_engine(experiment, plan, own_data, device))
     engine: RunEngine
     measures: Measures
     if network is not None:
@@ -119,6 +128,49 @@ def prepare(
     # what `auto` chose is kept: a resumed run must not choose again
     experiment = replace(experiment, engine=replace(experiment.engine, name=engine.name))
     return Run(experiment=experiment, server=server, engine=engine, measures=measures, state=state, figures=RunTotals())
+
+
+def _with_server_rows(
+    experiment: Experiment, data: Federation, folder: Path | str | None, *, far: bool
+) -> tuple[Federation, Federation | None]:
+    """The clients' rows without those of the server, and these."""
+    choice = experiment.server
+    if not choice.rows:
+        return data, None
+    if choice.source is None:
+        if far:
+            raise HardyError("over a network the server holds none of the clients' rows. Give server.source.")
+        return take_rows(data, choice.rows, experiment.seed)
+    name, options = named(choice.source, "server.source")
+    dataset = sources.load_dataset(name, _root(experiment, folder), value_range=experiment.data.range, **options)
+    alone = federate(dataset, find("split", "iid")(), clients=1, pooled=True, validation=0.0, seed=experiment.seed)
+    return data, own_rows(alone, choice.rows, experiment.seed, data)
+
+
+def _refuse_server_rows(experiment: Experiment, plan: Plan) -> None:
+    """Refuses rows of the server's that no rule uses, and a rule that lacks them."""
+    using = [part for part in walk(plan.aggregator) if trusts_server(part)]
+    if using and not experiment.server.rows:
+        raise HardyError(
+            "aggregator fltrust compares clients with training on rows of the server's own, but "
+            "server.rows is 0. Set it, such as server.rows = 100."
+        )
+    if experiment.server.rows and not using:
+        raise HardyError(
+            f"server.rows is {experiment.server.rows}, but no rule compares clients with the server's own training. "
+            "Take the aggregator fltrust, or leave [server] out."
+        )
+
+
+def _server_engine(experiment: Experiment, plan: Plan, data: Federation, device: torch.device) -> Trains:
+    """Trains on the server's own rows as a client would, one base after another."""
+    if kept := [name for name, where in plan.placement.items() if where is not Placement.SHARED]:
+        raise HardyError(
+            f"method {plan.method.name!r} keeps tensors with its clients ({kept[0]}, ...), and the server has none for "
+            "its own rows. Usual fix: norm batch, and an optimiser born anew each round."
+        )
+    seed = int(random.stream(experiment.seed, "server").integers(2**62))
+    return Sequential(plan, DeviceData(data, device, experiment.engine.precision), experiment.training, seed=seed)
 
 
 def _refuse_attacks(experiment: Experiment, method: Method, data: Federation) -> None:

@@ -1,6 +1,6 @@
 """What a run is: a federation at some round, and its running totals."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +233,7 @@ class Run:
             "device": _device_name(self.engine.device),
             "seed": self.experiment.seed,
             "lost": figures.lost,
+            **({"cohort_odds": asdict(odds)} if (odds := self.server.odds) else {}),
             "versions": versions(),
         }
 

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from hardy.core import tensors
 from hardy.core.messages import Updates
+from hardy.core.method import Method
 from hardy.core.partition import Role
-from hardy.core.protocols import Aggregator, Part, RoundContext, by_base
+from hardy.core.protocols import Aggregator, Part, RoundContext, Setting, by_base, name_part
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.registry import kind, part
@@ -94,6 +95,9 @@ class _Grouped(Aggregator):
     @property
     def min_updates(self) -> int:
         return max(rule.min_updates for rule in (self.default, *self._rules().values()))
+
+    def tolerates(self, weights: Tensor) -> bool:
+        return all(rule.tolerates(weights) for rule in (self.default, *self._rules().values()))
 
     def _groups(self, context: RoundContext) -> list[tuple[str, Aggregator, list[str]]]:
         """(prefix of its memory, rule, names it writes)"""
@@ -211,9 +215,20 @@ class Stage(Part):
         """Whether its effect is in the weights, so that a rule without a weighted form would ignore it."""
         return True
 
+    remembers_all: ClassVar[bool] = False
+    """whether what follows sees all clients that ever answered, and not the cohort alone"""
+
     def min_updates(self, after: int) -> int:
         """The smallest number of updates it works with, if what follows needs `after`."""
         return after
+
+    def tolerates(self, weights: Tensor) -> bool:
+        """Whether it works with updates that weigh so much."""
+        return True
+
+    def reweigh(self, weights: Tensor) -> Tensor:
+        """What updates of these weights weigh after it, where that follows from the weights alone."""
+        return weights
 
     def memory(self, context: RoundContext) -> Tensors:
         """What it remembers of each base between rounds, with its first values."""
@@ -234,7 +249,10 @@ class EqualWeights(Stage):
     """Every update counts the same from here on, whatever its number of examples."""
 
     def apply(self, updates: Updates, context: RoundContext, memory: Tensors) -> tuple[Updates, Tensors]:
-        return replace(updates, weights=torch.ones_like(updates.weights)), memory
+        return replace(updates, weights=self.reweigh(updates.weights)), memory
+
+    def reweigh(self, weights: Tensor) -> Tensor:
+        return torch.ones_like(weights)
 
 
 @kind("server_update")
@@ -279,7 +297,7 @@ class Pipeline(Aggregator):
         if weighing and not self.rule.uses_weights:
             raise HardyError(
                 f"pipeline: stage {weighing[-1]!r} weighs the updates, but the rule {self.rule} has no weighted form "
-                "and would ignore it. Usual fix: one that has (mean or geometric_median, weigh = samples)."
+                "and would ignore it. Usual fix: mean, or a robust rule with weigh = samples."
             )
 
     @property
@@ -296,6 +314,26 @@ class Pipeline(Aggregator):
         for stage in reversed(self.pre):
             least = stage.min_updates(least)
         return least
+
+    def tolerates(self, weights: Tensor) -> bool:
+        if len(weights) < self.min_updates:
+            return False
+        for stage in self.pre:
+            if not stage.tolerates(weights):
+                return False
+            if stage.remembers_all:
+                return True  # what follows does not see these updates alone
+            weights = stage.reweigh(weights)
+        return self.rule.tolerates(weights)
+
+    def check(self, method: Method, setting: Setting) -> None:
+        for number, stage in enumerate(self.pre):
+            needed = replace(self, pre=self.pre[number + 1 :]).min_updates
+            if stage.remembers_all and needed > len(setting.clients):
+                raise HardyError(
+                    f"pipeline: after {name_part(stage)} the rule sees all clients, and needs {needed} or more, but "
+                    f"there are {len(setting.clients)}. Expect fewer hostile ones of all clients (a smaller f)."
+                )
 
     def memory(self, context: RoundContext) -> Tensors:
         kept = under("rule", self.rule.memory(context))
@@ -314,13 +352,16 @@ class Pipeline(Aggregator):
             return context.shared, memory
         kept, weighed = dict(memory), None if self.pre else folded
         for base, left in by_base(folded) if self.pre else ():
-            if len(left.slots) < self.min_updates:
+            if not self.tolerates(left.weights):
                 continue
             for number, stage in enumerate(self.pre):
                 own = inside(str(number), kept)
                 left, new = stage.apply(left, context, tensors.gather(own, base))
                 kept |= under(str(number), tensors.scatter(own, new, base))
-            weighed = self.rule.fold(weighed, left, context)
+                if stage.remembers_all and not replace(self, pre=self.pre[number + 1 :]).tolerates(left.weights):
+                    break  # too few have ever answered
+            else:
+                weighed = self.rule.fold(weighed, left, context)
         shared, own = self.rule.finish(weighed, context, inside("rule", memory))
         kept |= under("rule", own)
         for number, update in enumerate(self.post):

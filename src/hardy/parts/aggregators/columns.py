@@ -35,6 +35,52 @@ def middle_mean(matrix: Tensor, trim: int) -> Tensor:
     return _by_sorting_on_cpu(matrix, trim) if matrix.device.type == "cpu" else _by_sorting(matrix, trim)
 
 
+def weighted_median(matrix: Tensor, weights: Tensor) -> Tensor:
+    """The value of each column with half of the weight on either side, [S, D] -> [D]; where it ends between two, their
+    mean.
+
+    >>> column = torch.tensor([[1.0], [2.0], [9.0]])
+    >>> weighted_median(column, torch.tensor([1.0, 1.0, 3.0])), weighted_median(column, torch.tensor([2.0, 1.0, 3.0]))
+    (tensor([9.]), tensor([5.5000]))
+    """
+    half = weights.sum() / 2
+    near = half * 1e-9  # sums of weights are rounded
+
+    def middle(values: Tensor, sorted_weights: Tensor) -> Tensor:
+        until = sorted_weights.cumsum(0)
+        counts = (until >= half - near) & (until - sorted_weights <= half + near) & (sorted_weights > 0)
+        return torch.where(counts, values, 0.0).sum(0) / counts.sum(0)
+
+    return _by_sorted_columns(matrix, weights, middle)
+
+
+def weighted_trimmed_mean(matrix: Tensor, weights: Tensor, trim: Tensor) -> Tensor:
+    """The weighted mean of each column without the weight `trim` at either end, [S, D] -> [D].
+
+    Of the weights 1, 2, 1 in the order of the values, a trim of 1.5 leaves half of the second and half of the third
+    quarter, both of the value in the middle:
+    >>> column = torch.tensor([[1.0], [2.0], [9.0]])
+    >>> weighted_trimmed_mean(column, torch.tensor([1.0, 2.0, 1.0]), torch.tensor(1.5))
+    tensor([2.])
+    """
+    most = weights.sum() - trim
+
+    def middle(values: Tensor, sorted_weights: Tensor) -> Tensor:
+        until = sorted_weights.cumsum(0)
+        kept = until.clamp(trim, most) - (until - sorted_weights).clamp(trim, most)
+        return (values * kept).sum(0) / kept.sum(0)
+
+    return _by_sorted_columns(matrix, weights, middle)
+
+
+def _by_sorted_columns(matrix: Tensor, weights: Tensor, middle: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    found, each = matrix.new_empty(matrix.shape[1]), weights.double()
+    for block in column_blocks(matrix):
+        values, order = matrix[:, block].sort(0)
+        found[block] = middle(values.double(), each[order]).to(found)
+    return found
+
+
 def _by_network(matrix: Tensor, trim: int) -> Tensor:
     """Compares whole rows, elementwise: no gather, no branch, and nearly at the speed of memory."""
     count, middle = len(matrix), matrix.new_empty(matrix.shape[1])

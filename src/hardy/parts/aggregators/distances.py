@@ -12,13 +12,14 @@ which of them is taken, so the choice does not depend on the order of the client
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hardy.core import tensors
 from hardy.core.messages import Updates
+from hardy.core.partition import Role
 from hardy.core.protocols import RoundContext
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
@@ -26,6 +27,8 @@ from hardy.parts.aggregators.base import largest_counters
 from hardy.parts.aggregators.columns import column_blocks
 
 Weigh = Literal["samples", "uniform"]
+STEPPED = frozenset({Role.WEIGHT, Role.NORM_AFFINE})
+"""tensors that training moves step by step, whose changes have a length and a direction; others are statistics"""
 
 
 def sent_down(updates: Updates, context: RoundContext) -> Tensor:
@@ -95,6 +98,16 @@ def shares_of(updates: Updates, weigh: Weigh) -> Tensor:
     return weights / weights.sum()
 
 
+def first_of(weights: Tensor, mass: Tensor) -> Tensor:
+    """How much of each weight is among the first `mass` of its row, [..., S] -> [..., S].
+
+    >>> first_of(torch.tensor([3.0, 1.0, 2.0]), torch.tensor(3.5))
+    tensor([3.0000, 0.5000, 0.0000])
+    """
+    until = weights.cumsum(-1)
+    return until.minimum(mass) - (until - weights).minimum(mass)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ToleratesByzantine:
     """A part made for a number of liars."""
@@ -105,3 +118,46 @@ class ToleratesByzantine:
     def __post_init__(self) -> None:
         if self.f < 0:
             raise HardyError(f"f is {self.f} in {self}; it must be 0 or more.")
+
+
+class Weights(NamedTuple):
+    """The weights of some updates, as a rule for f liars sees them."""
+
+    each: Tensor
+    """w, [S]"""
+    total: Tensor
+    """W"""
+    hostile: Tensor
+    """F, the weight of the f heaviest: no f liars have more"""
+    lightest: Tensor
+    """u"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToleratesWeight(ToleratesByzantine):
+    """A part made for a number of liars that may weigh its updates: a client of weight w counts like w clients.
+
+    Whoever the f liars are, they weigh F at most, which is what the f heaviest weigh. F takes the place of f, the whole
+    weight W that of n, and the lightest weight u that of one client. A part that needs n ≥ 2f + k needs W ≥ 2F + k u.
+    """
+
+    weigh: Weigh = "uniform"
+    """uniform: all updates count the same; samples: by their weights, and f liars may be the f heaviest clients"""
+    spare: ClassVar[int] = 1
+    """k"""
+
+    @property
+    def least(self) -> int:
+        """2f + k, the updates it needs."""
+        return 2 * self.f + self.spare
+
+    def weights(self, given: Tensor) -> Weights:
+        each = given.double() if self.weigh == "samples" else torch.ones_like(given, dtype=torch.float64)
+        lightest = torch.where(each > 0, each, torch.inf).min()
+        return Weights(each, each.sum(), each.topk(min(self.f, len(each))).values.sum(), lightest)
+
+    def tolerates(self, weights: Tensor) -> bool:
+        if len(weights) < self.least or self.weigh == "uniform":
+            return len(weights) >= self.least
+        _, total, hostile, lightest = self.weights(weights)
+        return bool(total * (1 + 1e-9) >= 2 * hostile + self.spare * lightest)

@@ -1,4 +1,4 @@
-"""Rules that hold while up to f of the n clients lie.
+"""Rules that hold while up to f of the n clients lie; most can weigh them, and then f clients are a share of weight.
 
 Median and trimmed mean go coordinate by coordinate (`columns`), the others by where the updates lie
 (`distances`, with its symbols and how ties are broken). Updates are finite, since admission refuses any other; no rule
@@ -8,7 +8,7 @@ makes a NaN out of finite ones.
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,12 +19,20 @@ from hardy.core.messages import Updates
 from hardy.core.protocols import Aggregator, RoundContext
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
-from hardy.parts.aggregators.columns import column_blocks, middle_mean
+from hardy.parts.aggregators.columns import (
+    column_blocks,
+    middle_mean,
+    weighted_median,
+    weighted_trimmed_mean,
+)
 from hardy.parts.aggregators.distances import (
     ToleratesByzantine,
+    ToleratesWeight,
     Weigh,
+    Weights,
     as_tensors,
     blend,
+    first_of,
     products_of,
     rounded,
     shares_of,
@@ -40,22 +48,45 @@ _COVERS = 16
 @part("aggregator")
 @dataclass(frozen=True, kw_only=True)
 class CoordinateMedian(Aggregator):
-    """The middle value of each number, or the mean of the two middle ones (Yin et al., ICML 2018)."""
+    """The middle value of each number, or the mean of the two middle ones (Yin et al., ICML 2018).
+
+    By samples: the value with half of the weight on either side. Of 1, 2 and 9 that is 2, and 9 if it has three
+    examples and the others one each.
+    """
+
+    weigh: Weigh = "uniform"
+
+    @property
+    def uses_weights(self) -> bool:
+        return self.weigh == "samples"
 
     def combine(self, updates: Updates, context: RoundContext) -> Tensors:
+        if self.uses_weights:
+            return as_tensors(weighted_median(updates.matrix, updates.weights), updates, context)
         return as_tensors(middle_mean(updates.matrix, (len(updates.slots) - 1) // 2), updates, context)
 
 
 @part("aggregator")
 @dataclass(frozen=True, kw_only=True)
-class TrimmedMean(ToleratesByzantine, Aggregator):
-    """The mean of each number without its f smallest and f largest values (Yin et al., ICML 2018)."""
+class TrimmedMean(ToleratesWeight, Aggregator):
+    """The mean of each number without its f smallest and f largest values (Yin et al., ICML 2018).
+
+    By samples: without the weight F of the f heaviest clients at either end. It holds while F < W/2. With f = 1, the
+    values 0, 1, 2, 5 and the weights 2, 1, 1, 1, F is 2: 0 goes below, 2 and 5 above, and 1 is left.
+    """
+
+    @property
+    def uses_weights(self) -> bool:
+        return self.weigh == "samples"
 
     @property
     def min_updates(self) -> int:
-        return 2 * self.f + 1
+        return self.least
 
     def combine(self, updates: Updates, context: RoundContext) -> Tensors:
+        if self.uses_weights:
+            each, _, hostile, _ = self.weights(updates.weights)
+            return as_tensors(weighted_trimmed_mean(updates.matrix, each, hostile), updates, context)
         return as_tensors(middle_mean(updates.matrix, self.f), updates, context)
 
 
@@ -93,28 +124,55 @@ class GeometricMedian(Aggregator):
 
 @part("aggregator")
 @dataclass(frozen=True, kw_only=True)
-class MultiKrum(ToleratesByzantine, Aggregator):
-    """The mean of the updates with the least squared distances to their n − f − 2 nearest (Blanchard et al., 2017)."""
+class MultiKrum(ToleratesWeight, Aggregator):
+    """The mean of the updates with the least squared distances to their n − f − 2 nearest (Blanchard et al., 2017).
+
+    By samples: distances count by weight up to W − F − u, its own weight first, and the best of weight W − F are
+    averaged by weight. It holds while 2F + 3u ≤ W.
+    """
 
     keep: int | None = None
-    """m, the updates averaged; absent: n − f"""
+    """m, the updates averaged; absent: n − f, and by samples those of weight W − F"""
+    spare: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.keep is not None and self.keep < 1:
             raise HardyError(f"keep is {self.keep} in {self}; it must be 1 or more, or absent.")
+        if self.uses_weights and self.keep not in (None, 1):
+            raise HardyError(
+                f"keep is {self.keep} in {self}, but by samples it is a weight that is kept. Leave keep out, or set it "
+                "to 1 (krum)."
+            )
+
+    @property
+    def uses_weights(self) -> bool:
+        return self.weigh == "samples"
 
     @property
     def min_updates(self) -> int:
-        return max(2 * self.f + 3, self.f + (self.keep or 0))
+        return max(self.least, self.f + (self.keep or 0))
 
     def combine(self, updates: Updates, context: RoundContext) -> Tensors:
         count = len(updates.slots)
         squared, keys = squared_distances(updates, context)
+        if self.uses_weights:
+            kept = self._kept(squared, keys, self.weights(updates.weights))
+            return as_tensors(blend(kept[None], updates, context)[0], updates, context)
         scores, keep = _krum_scores(squared, count, self.f), self.keep or count - self.f
         best = smallest(scores, keys, keep)
         weights = torch.zeros_like(scores).index_fill(0, best, 1 / keep)
         return as_tensors(blend(weights[None], updates, context)[0], updates, context)
+
+    def _kept(self, squared: Tensor, keys: Tensor, weights: Weights) -> Tensor:
+        """What each update counts in the result, by weight; together 1."""
+        each, total, hostile, lightest = weights
+        nearest = squared.sort(1)
+        scores = (nearest.values * first_of(each[nearest.indices], total - hostile - lightest)).sum(1)
+        order = smallest(scores, keys, len(scores))
+        if self.keep == 1:
+            return torch.zeros_like(scores).index_fill(0, order[:1], 1.0)
+        return torch.zeros_like(scores).scatter(0, order, first_of(each[order], total - hostile)) / (total - hostile)
 
 
 def _krum_scores(squared: Tensor, count: int, f: int) -> Tensor:
@@ -123,9 +181,13 @@ def _krum_scores(squared: Tensor, count: int, f: int) -> Tensor:
 
 
 @part("aggregator")
-def krum(*, f: int) -> MultiKrum:
-    """The one update with the least squared distances to its n − f − 2 nearest (Blanchard et al., NeurIPS 2017)."""
-    return MultiKrum(f=f, keep=1)
+def krum(*, f: int, weigh: Weigh = "uniform") -> MultiKrum:
+    """The one update with the least squared distances to its n − f − 2 nearest (Blanchard et al., NeurIPS 2017).
+
+    f: f, the clients that may lie
+    weigh: uniform, or samples: distances count by weight, as in multi_krum
+    """
+    return MultiKrum(f=f, keep=1, weigh=weigh)
 
 
 @part("aggregator")

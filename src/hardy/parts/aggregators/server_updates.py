@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hardy.core import tensors
+from hardy.core import random, tensors
 from hardy.core.method import Method
 from hardy.core.partition import Placement, Role, Tag
 from hardy.core.protocols import Setting
@@ -166,6 +166,33 @@ class WeightAverage(ServerUpdate):
         return {**shared, **tensors.select(averaged, (n for n in averaged if n in shared))}
 
 
+@part("server_update")
+@dataclass(frozen=True, kw_only=True)
+class GaussianNoise(ServerUpdate):
+    """Noise on the weights after the rule: x ← x + σ ξ, the "weak" differential privacy of Sun et al. (2019).
+
+    With clipping before the mean it makes backdoors fade. It gives no privacy that one could state: σ is far too small
+    for that, and the noise follows from its seed.
+    """
+
+    deviation: float
+    """σ, the standard deviation of the noise"""
+    seed: int = 0
+    """what the noise follows from"""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.deviation < float("inf"):
+            raise HardyError(f"deviation (σ) of gaussian_noise is {self.deviation}; it must be above 0, and finite.")
+
+    def memory(self, shared: Tensors) -> Tensors:
+        return {"rounds": torch.zeros((), dtype=torch.int64)}
+
+    def apply(self, before: Tensors, after: Tensors, memory: Tensors) -> tuple[Tensors, Tensors]:
+        key = random.fold(memory["rounds"], self.seed, "noise")
+        noisy = {n: x + self.deviation * random.normal(random.fold(key, n), x.shape, x.dtype) for n, x in after.items()}
+        return noisy, {"rounds": memory["rounds"] + 1}
+
+
 server_momentum, server_adagrad, server_adam, server_yogi = ServerMomentum, ServerAdagrad, ServerAdam, ServerYogi
-weight_average = WeightAverage
-__all__ = ["server_adagrad", "server_adam", "server_momentum", "server_yogi", "weight_average"]
+weight_average, gaussian_noise = WeightAverage, GaussianNoise
+__all__ = ["gaussian_noise", "server_adagrad", "server_adam", "server_momentum", "server_yogi", "weight_average"]

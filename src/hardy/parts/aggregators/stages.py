@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,9 +15,12 @@ from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.parts.aggregators.base import Stage
 from hardy.parts.aggregators.distances import (
+    STEPPED,
     ToleratesByzantine,
+    ToleratesWeight,
     blend,
     changes,
+    first_of,
     sent_down,
     smallest,
     squared_distances,
@@ -56,16 +60,60 @@ def _with_matrix(matrix: Tensor, updates: Updates) -> Updates:
 
 @part("stage")
 @dataclass(frozen=True, kw_only=True)
-class NearestNeighbourMixing(ToleratesByzantine, _Reshapes):
-    """NNM: each update becomes the mean of the n − f nearest to it, itself included (Allouah et al., AISTATS 2023)."""
+class NearestNeighbourMixing(ToleratesWeight, _Reshapes):
+    """NNM: each update becomes the mean of the n − f nearest to it, itself included (Allouah et al., AISTATS 2023).
+
+    By samples: the weighted mean of the nearest of weight W − F, and each keeps its own weight. It holds while F < W/2.
+    """
 
     def min_updates(self, after: int) -> int:
-        return max(after, 2 * self.f + 1)
+        return max(after, self.least)
 
     def apply(self, updates: Updates, context: RoundContext, memory: Tensors) -> tuple[Updates, Tensors]:
         (squared, keys), keep = squared_distances(updates, context), len(updates.slots) - self.f
+        if self.weigh == "samples":
+            each, total, hostile, _ = self.weights(updates.weights)
+            order = smallest(squared, keys, len(each))
+            share = torch.zeros_like(squared).scatter(1, order, first_of(each[order], total - hostile))
+            mixed = _mix(share / (total - hostile), updates.slots, updates, context)
+            return replace(mixed, weights=updates.weights), memory
         nearest = smallest(squared, keys, keep)
         return _mix(torch.zeros_like(squared).scatter(1, nearest, 1 / keep), updates.slots, updates, context), memory
+
+
+@part("stage")
+@dataclass(frozen=True, kw_only=True)
+class TruncatedWeights(ToleratesByzantine, Stage):
+    """Weights are cut at the largest cap with which no f clients have more than a share (Portnoy et al., 2020).
+
+    With f = 1, a share of 0.4 and the weights 60, 20, 10, 10 the cap is 26.67: of 26.67 + 40 it is 0.4. A claimed
+    number of rows can then buy no more than the share, and rows above the cap count for nothing.
+    """
+
+    share: float
+    """α*, the most that the f heaviest may have together, less than what the rule breaks down at"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.f < 1 or not 0 < self.share < 1:
+            raise HardyError(f"{self}: f must be 1 or more, and share in (0, 1).")
+
+    def min_updates(self, after: int) -> int:
+        return max(after, int(self.f / self.share) + 1)
+
+    def apply(self, updates: Updates, context: RoundContext, memory: Tensors) -> tuple[Updates, Tensors]:
+        return replace(updates, weights=self.reweigh(updates.weights)), memory
+
+    def reweigh(self, weights: Tensor) -> Tensor:
+        heaviest = weights.double().sort(descending=True).values
+        cut = torch.arange(1, len(heaviest) + 1).to(heaviest)  # k, how many are capped
+        below = heaviest.sum() - heaviest.cumsum(0)
+        uncut = (heaviest[: self.f].sum() - heaviest.cumsum(0)).clamp_min(0.0)  # of the f heaviest, what is not capped
+        caps = (self.share * below - uncut) / (cut.clamp_max(self.f) - self.share * cut)
+        holds = caps >= torch.cat([heaviest[1:], heaviest.new_zeros(1)]) * (1 - 1e-12)
+        cap = caps[holds.int().argmax()]  # the smallest k: the largest cap
+        tame = heaviest[: self.f].sum() <= self.share * heaviest.sum()
+        return torch.where(tame, weights, weights.minimum(cap.to(weights)))
 
 
 @part("stage")
@@ -114,17 +162,46 @@ def _clip(lengths: Tensor, radius: Tensor | float, updates: Updates, context: Ro
 @part("stage")
 @dataclass(frozen=True, kw_only=True)
 class Clipping(_Reshapes):
-    """No update moves further than a radius from what was sent down."""
+    """No update lies further than a radius from what was sent down, x, or from where the last round's move leads.
+
+    Around the last move, and with client_momentum before it and the mean after it, this is the centred clipping of
+    Karimireddy et al. (ICML 2021): v + (Δ − v) min(1, τ/‖Δ − v‖), where v is by how much weights moved in the last
+    round. With v = (3, 0), τ = 2 and Δ = (−7, 0) it is (1, 0). Running statistics are clipped around x.
+    """
 
     radius: float
-    """the furthest an update may move"""
+    """τ, the furthest an update may lie from the centre"""
+    around: Literal["sent", "last_move"] = "sent"
+    """the centre: what was sent down, or that plus the weights' move in the round before"""
 
     def __post_init__(self) -> None:
         if not self.radius > 0:
             raise HardyError(f"clipping radius is {self.radius}; it must be above 0.")
 
+    def memory(self, context: RoundContext) -> Tensors:
+        if self.around == "sent":
+            return {}
+        before = {f"sent.{n}": torch.zeros_like(t[0]) for n, t in _stepped(context).items()}
+        return {"rounds": torch.zeros((), dtype=torch.int64), **before}
+
     def apply(self, updates: Updates, context: RoundContext, memory: Tensors) -> tuple[Updates, Tensors]:
-        return _clip(_lengths(updates, context), self.radius, updates, context), memory
+        if self.around == "sent":
+            return _clip(_lengths(updates, context), self.radius, updates, context), memory
+        base, known = updates.slots[0].base, memory["rounds"] > 0
+        here = {n: t[base] for n, t in _stepped(context).items()}
+        moved = {n: torch.where(known, 2 * t - memory[f"sent.{n}"], t) for n, t in here.items()}
+        led = {n: moved.get(n, t[base])[None] for n, t in context.shared.items()}
+        centre = tensors.flatten(led, updates.weights[:1])
+        away = updates.matrix - centre
+        lengths = torch.linalg.vector_norm(away.double(), dim=1, keepdim=True)
+        scale = torch.where(lengths > self.radius, self.radius / lengths, 1.0).to(away)
+        sent = {f"sent.{n}": t for n, t in here.items()}
+        return _with_matrix(centre + scale * away, updates), {"rounds": memory["rounds"] + 1, **sent}
+
+
+def _stepped(context: RoundContext) -> Tensors:
+    """The shared weights and affine parameters."""
+    return {n: t for n, t in context.shared.items() if context.roles[n] in STEPPED}
 
 
 @part("stage")
@@ -141,6 +218,6 @@ class AdaptiveClipping(ToleratesByzantine, _Reshapes):
         return _clip(lengths, lengths.sort(0).values[count - clipped - 1], updates, context), memory
 
 
-nearest_neighbour_mixing, bucketing = NearestNeighbourMixing, Bucketing
+nearest_neighbour_mixing, bucketing, truncated_weights = NearestNeighbourMixing, Bucketing, TruncatedWeights
 clipping, adaptive_clipping = Clipping, AdaptiveClipping
-__all__ = ["adaptive_clipping", "bucketing", "clipping", "nearest_neighbour_mixing"]
+__all__ = ["adaptive_clipping", "bucketing", "clipping", "nearest_neighbour_mixing", "truncated_weights"]

@@ -7,6 +7,7 @@ from hardy.report.page import figure, section, table
 from hardy.report.plots import (
     Series,
     lines,
+    percent,
     plain,
     si,
     stacked,
@@ -15,7 +16,7 @@ from hardy.report.stored_run import StoredRun, number
 
 _REASONS = ("dropped", "late", "crashed", "refused")
 _KNOWN = {"round", "seconds", "loss", "bytes_up", "bytes_down", "macs", "cohort", "slots", "drift", "variance"}
-_KNOWN |= {"primal_gap", "phi_gradient", "wasserstein_bound"}
+_KNOWN |= {"primal_gap", "phi_gradient", "wasserstein_bound", "hostile_in_cohort"}
 
 
 def training_section(run: StoredRun) -> str:
@@ -42,14 +43,45 @@ def training_section(run: StoredRun) -> str:
                 "Multiply-accumulates (MACs), cumulative",
                 lines([macs], title="Cumulative MACs", y=si, zero=True),
             ),
+            figure("Hostile clients asked", _hostile(run), "Dashed: f, and half of the cohort."),
             *(
                 figure(title, lines([Series(label="", points=run.series(key), style="ink")], title=title))
                 for key in extra
                 if key not in _KNOWN and (title := key.replace("_", " ").capitalize())
             ),
         ],
-        _wire(run),
+        _odds(run) + _wire(run),
     )
+
+
+def _hostile(run: StoredRun) -> str:
+    """How many hostile clients were asked in each round; nothing where none are named."""
+    points, odds = run.series("hostile_in_cohort"), run.summary.get("cohort_odds") or {}
+    levels = {"tolerated": number(odds, "tolerated"), "half": (number(odds, "cohort") or 0.0) / 2}
+    drawn = [Series(label="hostile", points=points, style="ink")]
+    drawn += [
+        Series(label=name, points=[(at, level) for at, _ in points], style=f"c{place} dashed")
+        for place, (name, level) in enumerate(levels.items(), 1)
+        if level
+    ]
+    return lines(drawn, title="Hostile clients asked", zero=True) if points else ""
+
+
+def _odds(run: StoredRun) -> str:
+    """The chance that a cohort holds more hostile clients than the rule tolerates, and the rounds that did."""
+    odds = run.summary.get("cohort_odds") or {}
+    tolerated, chance = number(odds, "tolerated"), number(odds, "chance")
+    if tolerated is None or chance is None:
+        return ""
+    hostile, population, cohort = (plain(number(odds, key) or 0.0) for key in ("hostile", "population", "cohort"))
+    said = (
+        f"A cohort of {cohort} of {population} clients, {'' if odds.get('named') else 'if '}{hostile} of them hostile, "
+        f"holds more than the f = {plain(tolerated)} that the rule tolerates in {percent(chance)} of the rounds"
+    )
+    counted = [value for _, value in run.series("hostile_in_cohort")]
+    beyond = sum(value > tolerated for value in counted)
+    more = f"; here in {beyond} of {len(counted)}." if counted else "."
+    return f'<p class="note">{escape(said + more)}</p>'
 
 
 def _wire(run: StoredRun) -> str:
