@@ -24,7 +24,7 @@ from hardy.errors import HardyError
 
 Sampling = Literal["fixed", "poisson"]
 Unit = Literal["client", "example"]
-Array = NDArray[np.float64]
+Points = NDArray[np.float64]
 ORDERS = (*(1 + k / 10 for k in range(1, 100)), *map(float, range(11, 65)), 80.0, 96.0, 128.0, 192.0, 256.0, 512.0)
 """of the Rényi divergences that are looked at"""
 _LEAST = 0.1
@@ -45,6 +45,12 @@ class Mechanism:
     """q, chance that a unit is in the sum"""
     sampling: Sampling = "fixed"
     times: int = 1
+    delta: float | None = None
+    """δ that the part asks for"""
+    simulated: bool = False
+    """whether its noise follows from the experiment's seed"""
+    on_updates: bool = False
+    """whether the server sees clients' updates without noise, and adds it itself"""
 
     @property
     def adjacency(self) -> str:
@@ -52,7 +58,7 @@ class Mechanism:
         return f"one {self.unit} {'added or removed' if self.sampling == 'poisson' else 'replaced by another'}"
 
     @property
-    def rdp(self) -> Array:
+    def rdp(self) -> Points:
         """Rényi divergence at each of `ORDERS`."""
         if not self.times:
             return np.zeros(len(ORDERS))
@@ -111,7 +117,7 @@ def _divergences(noise: float, share: float, sampling: Sampling) -> tuple[float,
     return tuple(min(one, other) for one, other in zip(found, whole, strict=True))
 
 
-def _log_mean(log_f: Callable[[Array], Array], noise: float, top: float) -> float:
+def _log_mean(log_f: Callable[[Points], Points], noise: float, top: float) -> float:
     """log E f(x) over x ~ N(0, noise²), where f draws the mass up to `top`. The trapezoid rule converges exponentially
     on such integrands."""
     step = min(noise, noise**2) / 8
@@ -126,7 +132,7 @@ def _poisson(noise: float, share: float) -> list[float]:
 
     # in units of the sensitivity the noise has deviation z
     def one(order: float) -> float:
-        def log_f(x: Array) -> Array:
+        def log_f(x: Points) -> Points:
             return order * np.logaddexp(log1p(-share), log(share) + (2 * x - 1) / (2 * noise**2))
 
         return max(0.0, _log_mean(log_f, noise, order)) / (order - 1)
@@ -164,7 +170,7 @@ def _log_powers(noise: float, most: int) -> dict[int, float]:
 def _log_even_moment(noise: float, power: int) -> float:
     """log E [(e^{(2x − 1) / 2z²} − 1)^power]"""
 
-    def log_f(x: Array) -> Array:
+    def log_f(x: Points) -> Points:
         u = (2 * x - 1) / (2 * noise**2)
         with np.errstate(divide="ignore"):
             return power * np.where(u > 40, u, np.log(np.abs(np.expm1(np.minimum(u, 40.0)))))

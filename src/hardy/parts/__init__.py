@@ -1,12 +1,13 @@
 """Parts that several papers share. Importing the package registers them."""
 
 from hardy.parts import adversarial, budgets, compression, metrics, norms, objectives, optimisers
-from hardy.parts.aggregators import base, robust, server_updates, stages
+from hardy.parts.aggregators import base, client_privacy, robust, server_updates, stages
 
 __all__ = [
     "adversarial",
     "base",
     "budgets",
+    "client_privacy",
     "compression",
     "metrics",
     "norms",

@@ -17,6 +17,7 @@ from hardy.core.federation import Federation
 from hardy.core.method import Method, Plan
 from hardy.core.protocols import within
 from hardy.core.server import PipelinedServer, Server
+from hardy.core.spending import refuse_leaks
 from hardy.data import sources
 from hardy.data.capacity import Capacity, with_capacity
 from hardy.data.dataset import Dataset
@@ -84,6 +85,7 @@ def prepare(
     )
     for warning in server.check():
         _LOG.warning(warning)
+    refuse_leaks(server, over_network=network is not None)
     choice = experiment.evaluation
     for measuring in (*choice.metrics, *choice.diagnosis):
         measuring.check(plan.method, server.setting)
