@@ -1,6 +1,6 @@
 """Parts that several papers share. Importing the package registers them."""
 
-from hardy.parts import adversarial, budgets, compression, metrics, norms, objectives, optimisers
+from hardy.parts import adversarial, budgets, compression, example_privacy, metrics, norms, objectives, optimisers
 from hardy.parts.aggregators import base, client_privacy, robust, server_updates, stages
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "budgets",
     "client_privacy",
     "compression",
+    "example_privacy",
     "metrics",
     "norms",
     "objectives",
