@@ -89,6 +89,21 @@ def privacy_line(spent: dict[str, Any]) -> str:
     return f"privacy: ε = {epsilon}, δ = {spent['delta']:g}, {spent['adjacency']}; covers {spent['covers']}"
 
 
+def audit_table(found: dict[str, Any]) -> str:
+    """What attacks on privacy found."""
+    lines = [
+        f"membership by {score}: advantage {one['advantage']:6.1%} ± {one['advantage_error']:.1%}, area under the "
+        f"curve {one['auc']:.3f} ± {one['auc_error']:.3f} ({one['members']:,} members, {one['others']:,} others)"
+        for score, one in found.get("membership", {}).items()
+    ]
+    lines += [
+        f"inversion of the update as {view}: error {one['error']:.2f} ± {one['error_error']:.2f} of {one['images']} "
+        "images (0 the image, 1 no better than the usual image)"
+        for view, one in found.get("inversion", {}).items()
+    ]
+    return "\n".join(lines)
+
+
 def classifier_table(found: dict[str, Any]) -> str:
     """What a classifier scores, with standard errors."""
     scores = {"standard accuracy": found["standard_accuracy"], **found["robust_accuracy"]}
