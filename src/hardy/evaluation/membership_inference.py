@@ -34,7 +34,7 @@ def confidences(logits: Tensor, labels: Tensor) -> Scores:
 def calibrated_scores(confidence: Scores, references: Sequence[Scores]) -> Scores:
     """How far above what networks trained without the row say, in deviations; NaN marks networks trained with it."""
     said: Scores = np.stack(references)
-    known = np.isfinite(said).any(0)
+    known: NDArray[np.bool_] = np.asarray(np.isfinite(said).any(axis=0), dtype=np.bool_)
     mean = np.array([np.nanmean(said[:, at]) if known[at] else np.nan for at in range(said.shape[1])])
     away: Scores = np.subtract(said, mean)
     scatter = away[np.isfinite(away)]

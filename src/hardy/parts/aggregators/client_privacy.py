@@ -220,5 +220,12 @@ class ClientLevelDp(Stage):
         )
 
 
+def move_limit(method: Method) -> float:
+    """The furthest a client may move by itself, where nobody sees its move to cut it: under secure aggregation."""
+    whole = method.aggregator
+    clips = [s.clip for s in whole.pre if isinstance(s, ClientLevelDp)] if isinstance(whole, Pipeline) else []
+    return min(clips, default=inf)
+
+
 client_level_dp = ClientLevelDp
 __all__ = ["client_level_dp"]
