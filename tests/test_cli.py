@@ -166,7 +166,7 @@ def test_lists(capsys):
     assert main(["parts", "tiny_cnn"]) == 0
     assert "  width = 1 " in (shown := capsys.readouterr().out) and "shape" not in shown  # shape comes from the data
     assert main(["parts", "trimmed_men"]) == 2
-    assert "Did you mean 'trimmed_mean'?" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith("Did you mean 'trimmed_mean'? `hardy parts` lists them all.\n")
     assert main(["data"]) == 0
     assert "mini_digits" in capsys.readouterr().out
     assert main(["bench", "demo", "model.width=0.25"]) == 0

@@ -79,6 +79,10 @@ def test_a_sweep_stops_goes_on_and_chooses_on_validation_rows(tmp_path, monkeypa
     record = json.loads((out / "sweep.json").read_text())
     record["settings"][0]["validation_accuracy"] = 0.0
     (out / "sweep.json").write_text(json.dumps(record))
+    assert main(["resume", str(out), "--quiet"]) == 2
+    assert "sweep.json was changed or damaged: its checksum does not fit. Start the sweep" in capsys.readouterr().err
+    del record["sha256"]
+    write_sealed(out / "sweep.json", record)
     assert main(["resume", str(out), "--quiet"]) == 0
     assert trained == ["setting-1"] * 2 + ["setting-2"] * 2
     shown = capsys.readouterr().out
@@ -116,6 +120,6 @@ def test_mistakes_show_before_anything_runs(tmp_path, monkeypatch, capsys, words
 
 
 def test_a_broken_record_is_one_line(tmp_path, capsys):
-    (tmp_path / "sweep.json").write_text('{"settings": [{}]}')
+    write_sealed(tmp_path / "sweep.json", {"settings": [{}]})
     assert main(["resume", str(tmp_path)]) == 2
     assert "sweep.json: 'folder'. Start the sweep again" in capsys.readouterr().err

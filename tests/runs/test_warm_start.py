@@ -86,6 +86,17 @@ def test_a_module_answers_the_same_before_the_first_round(tmp_path):
         torch.testing.assert_close(run.customise()(x), module(x))
 
 
+def test_a_network_of_hardys_own_comes_back_as_a_module():
+    """run.module() has the constants of InputScale, which are those of the model; others are refused."""
+    first = fit(papers.fedavg(), rounds=1)
+    module = first.module()
+    run = started(module)
+    assert_close(run.state.shared, first.state.shared, 1e-6)  # the module is in float32
+    module.scale.mean += 0.1
+    with pytest.raises(HardyError, match=r"scale\.mean has no place in the model"):
+        started(module)
+
+
 def test_another_number_of_classes():
     module = plain(7)
     with pytest.raises(HardyError, match=r"5.weight is \(7, 16\), here \(3, 16\).*init_head=False"):

@@ -113,7 +113,15 @@ def classifier_table(found: dict[str, Any]) -> str:
         for name, score in scores.items()
     ]
     notes = {note: None for score in found["robust_accuracy"].values() for note in score["notes"]}
-    return "\n".join([*lines, *notes])
+    figures = dict(found.get("metrics", {}))
+    for threat, metrics in found.get("robust_metrics", {}).items():
+        figures |= {f"{name} {threat}": value for name, value in metrics.items()}
+    width = max(map(len, figures), default=0)
+    rows = [
+        f"{name:<{width}}  {'no figure: undefined on these rows' if value is None else f'{value:.3f}'}"
+        for name, value in figures.items()
+    ]
+    return "\n".join([*lines, *notes, *rows])
 
 
 def summary_table(summary: dict[str, Any]) -> str:

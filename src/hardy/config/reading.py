@@ -149,7 +149,13 @@ def _key_and_value(override: str) -> tuple[str, Any]:
         raise HardyError(f"{override!r} is not an override; write key=value, for example training.rate=0.1.")
     try:
         return key, tomllib.loads(f"value = {text}")["value"] if text else None
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        if text.startswith(("[", "{")):
+            example = '["a", "b"]' if text[0] == "[" else '{name="a"}'
+            raise HardyError(
+                f"override {override!r} is not valid TOML: {str(error).partition(' (at')[0]}. A shell takes quotes "
+                f"away: write the whole in single ones, such as '{key}={example}'."
+            ) from error
         return key, text  # a bare word is a string
 
 
