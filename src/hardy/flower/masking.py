@@ -45,7 +45,7 @@ def decode(whole: Whole) -> NDArray[np.float64]:
     return values
 
 
-def stream(key: bytes, size: int) -> Whole:
+def keystream(key: bytes, size: int) -> Whole:
     """Numbers that nobody can guess without the key, uniform modulo 2^64."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
@@ -128,13 +128,13 @@ def unseal(key: bytes, sealed: bytes) -> bytes:
 
 def pair_mask(me: int, other: int, mine: KeyPair, public: bytes, attempt: str, size: int) -> Whole:
     """What I add for another client; it adds minus this."""
-    made = stream(mine.agree(public, "mask", attempt, *sorted((me, other))), size)
+    made = keystream(mine.agree(public, "mask", attempt, *sorted((me, other))), size)
     return made if me < other else np.negative(made)
 
 
 def mask(values: Whole, me: int, mine: KeyPair, own: bytes, others: Mapping[int, bytes], attempt: str) -> Whole:
     """A vector with all masks: `others` are the public keys of the clients that shared theirs."""
-    total = values + stream(own, len(values))
+    total = values + keystream(own, len(values))
     for other, public in others.items():
         if other != me:
             total = total + pair_mask(me, other, mine, public, attempt, len(values))
@@ -162,7 +162,7 @@ def unmask(
     for vector in vectors:
         total = total + vector
     for secret in own:
-        total = total - stream(secret, size)
+        total = total - keystream(secret, size)
     for other, private in lost.items():
         pair = KeyPair.of(private)
         for client, public in stayed.items():  # the lost one would have added the negative of what the client added
