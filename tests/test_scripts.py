@@ -26,6 +26,7 @@ SCRIPTS = {
     "experiments/fbn/two_dimensions.py": (["out", "--smoke"], "FBN"),
     "experiments/fedrbn/clipping.py": (["out.json", "--smoke"], "All: FATBN"),
     "experiments/grid.py": ([str(ROOT / MINI), "--out", "out.json", "--smoke"], "FBN, 1 epochs, seed 0"),
+    "experiments/private/attacks.py": (["out.json", "--smoke"], "nothing, seed 0"),
     "experiments/split_mix/pictures.py": (["out"], ""),
 }
 """arguments, and what must be a key of the result file, or stand in the picture or in what is printed"""
