@@ -137,6 +137,7 @@ SMALL = {
     "fedrbn/mini": ["data.limit=40"],
     "fedrobust/cifar": ["data.clients=2", "data.limit=100", "model.width=0.125"],
     "fedrobust/mnist": ["data.clients=4", "data.limit=200", "model.width=0.125"],
+    "private/clients": ["data.clients=100", "data.limit=60", "cohort.fraction=0.5"],
     "sfat/cifar10": ["data.limit=400", "model.width=0.125"],
     "sfat/cifar10_small": ["data.limit=400", "model.width=0.125"],
     "sfat/liar": ["data.limit=60", "model.width=0.25", "training.batch=8"],

@@ -21,6 +21,7 @@ SCRIPTS = {
     "benchmarks/robust.py": (["out.json", "--smoke"], "measured"),
     "benchmarks/split_mix.py": (["out.json", "--smoke"], "customising, ms"),
     "experiments/fbn/two_dimensions.py": (["out.svg", "--smoke"], "one machine"),
+    "experiments/private/attacks.py": (["out.json", "--smoke"], "nothing, seed 0"),
 }
 """arguments, and what must be a key of the result file, or stand in the picture or in what is printed"""
 SLOW = {

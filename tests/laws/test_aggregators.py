@@ -15,7 +15,7 @@ from hardy.parts.aggregators.base import by_role, mean, pipeline
 from hardy.registry import PARTS
 
 ROLES = {"w": Role.WEIGHT, "mean": Role.NORM_MEAN, "count": Role.COUNTER}
-EXAMPLES = {"f": 1, "radius": 100.0, "size": 2, "share": 0.4}
+EXAMPLES = {"f": 1, "radius": 100.0, "size": 2, "share": 0.4, "clip": 100.0, "noise": 0.0}
 """for what has no default; laws use 7 updates of a base or more, the least any rule needs with one liar"""
 
 

@@ -16,7 +16,8 @@ from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.papers.oat import OnceForAll, conditional
 from hardy.parts.adversarial import adversarial, by_kind, free, mart, trades
-from hardy.parts.norms import batch, dual
+from hardy.parts.example_privacy import DpSgd
+from hardy.parts.norms import batch, dual, group
 from hardy.parts.objectives import cross_entropy, masked_cross_entropy
 from hardy.registry import PARTS
 
@@ -40,6 +41,7 @@ def mixed_kinds():
 def test_engines_agree(objective):
     norm = dual() if "adversarial" in objective.branches else batch()
     norm = conditional() if isinstance(objective, OnceForAll) else norm
+    norm = group() if isinstance(objective, DpSgd) else norm
     method = papers.fedavg(norm=norm, objective=shortened(objective))
     data = mixed_kinds() if "kind" in objective.consumes else federation()
     options = {"data": data, "rounds": 2, "training": Training(rate=0.05, batch=4, replays=2)}

@@ -22,6 +22,8 @@ _OF_RUNS = {
     "width": 1.0,
     "robustness": None,
     "settings": False,
+    "audit": "",
+    "references": 0,
 }
 """options that only a run has, with what they are when nobody gives them"""
 
@@ -39,6 +41,10 @@ def _declare(parser: ArgumentParser) -> None:
     parser.add_argument("--no-checks", action="store_true", help="skip the red flags")
     parser.add_argument("--width", type=float, default=1.0, metavar="R", help="of the network; default 1")
     parser.add_argument("--robustness", type=float, metavar="λ", help="mix of the branches, in [0, 1]")
+    parser.add_argument("--audit", default="", metavar="A,B", help="membership, inversion: writes audit.json")
+    parser.add_argument(
+        "--references", type=int, default=0, metavar="N", help="networks trained anew to calibrate the membership audit"
+    )
     parser.add_argument("--settings", action="store_true", help="also every width, and λ = 0, 0.2, 0.5, 0.8, 1")
     data_option(parser)
     quiet_option(parser)
@@ -133,6 +139,7 @@ def _evaluate_one(options: Any) -> None:
     print(threat_table(found["robust_accuracy"]) + metrics_table(found))
     _print_flags(found)
     _print_written(run.folder / "evaluation.json", options)
+    _audit(run, options)
     if options.settings:
         mixes = "adversarial" in (run.engine.plan.method.norm.branches or ())
         rows = evaluate_settings(
@@ -146,6 +153,19 @@ def _evaluate_one(options: Any) -> None:
         print("\n" + settings_table(rows))
 
 
+def _audit(run: "Run", options: Any) -> None:
+    """Attacks on privacy, where they are asked for."""
+    from hardy.cli.tables import audit_table
+    from hardy.runs.audits import audit_run
+
+    if options.audit:
+        print("\n" + audit_table(audit_run(run, options.audit, references=options.references)))
+        assert run.folder is not None
+        print(f"\nwritten: {run.folder / 'audit.json'}")
+    elif options.references:
+        raise HardyError("--references has no effect without --audit membership. Leave it out.")
+
+
 def _evaluate_seeds(folders: list[Path], options: Any) -> None:
     """Every seed, and their mean ± sample standard deviation."""
     from hardy.cli.tables import seed_line, seeds_table
@@ -153,6 +173,8 @@ def _evaluate_seeds(folders: list[Path], options: Any) -> None:
 
     if options.settings:
         raise HardyError(f"--settings is for one run, and {options.folder} holds seeds. Give {folders[0]}.")
+    if options.audit or options.references:
+        raise HardyError(f"--audit is for one run, and {options.folder} holds seeds. Give {folders[0]}.")
     every = []
     for folder in folders:
         run, found = _measure(folder, options)

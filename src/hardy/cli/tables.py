@@ -110,6 +110,27 @@ def finish_far(folder: Path, options: Any) -> None:
     print(f"\nreport: {folder / 'report.html'}")
 
 
+def privacy_line(spent: dict[str, Any]) -> str:
+    """What a run has spent of a unit's privacy."""
+    epsilon = "∞" if spent["epsilon"] is None else f"{spent['epsilon']:.2f}"
+    return f"privacy: ε = {epsilon}, δ = {spent['delta']:g}, {spent['adjacency']}; covers {spent['covers']}"
+
+
+def audit_table(found: dict[str, Any]) -> str:
+    """What attacks on privacy found."""
+    lines = [
+        f"membership by {score}: advantage {one['advantage']:6.1%} ± {one['advantage_error']:.1%}, area under the "
+        f"curve {one['auc']:.3f} ± {one['auc_error']:.3f} ({one['members']:,} members, {one['others']:,} others)"
+        for score, one in found.get("membership", {}).items()
+    ]
+    lines += [
+        f"inversion of the update as {view}: error {one['error']:.2f} ± {one['error_error']:.2f} of {one['images']} "
+        "images (0 the image, 1 no better than the usual image)"
+        for view, one in found.get("inversion", {}).items()
+    ]
+    return "\n".join(lines)
+
+
 def classifier_table(found: dict[str, Any]) -> str:
     """What a classifier scores, with standard errors."""
     scores = {"standard accuracy": found["standard_accuracy"], **found["robust_accuracy"]}
@@ -153,6 +174,7 @@ def summary_table(summary: dict[str, Any]) -> str:
     up, down, work = summary["bytes_up"] / 1e6, summary["bytes_down"] / 1e6, summary["macs"] / 1e9
     traffic = f"{up:,.1f} MB up, {down:,.1f} MB down, {work:,.1f} GMACs"
     lost = ", ".join(f"{count} {kind}" for kind, count in summary["lost"].items())
+    lines += [privacy_line(spent) for spent in summary.get("privacy", ())]
     if why := summary.get("stopped"):
         head += f"\nstopped early: {why}"
     return "\n".join([head, "", *lines, "", traffic + (f"; replies lost: {lost}" if lost else "")])

@@ -174,6 +174,9 @@ class NetworkChoice:
     """fewest replies a round needs; with fewer the missing clients are asked again"""
     patience: float = 1800.0
     """seconds to wait for the first roll call, or for enough replies, before giving up"""
+    secure: bool = False
+    """secure aggregation: nodes mask what they send, and the server can read the sum alone. The method's rule must be
+    the mean, and of three clients a round or more, more than two thirds must stay to its end"""
     compression: Compression | None = None
     """of what clients send up; absent: every bit travels, and the run is that of the other engines"""
 
@@ -183,6 +186,8 @@ class NetworkChoice:
                 raise HardyError(f"network.{name} is {getattr(self, name)}; it must be above 0 seconds.")
         if self.replies < 1:
             raise HardyError(f"network.replies is {self.replies}; it must be 1 or more.")
+        if self.secure and self.compression is not None:
+            raise HardyError("network.compression cannot be read in a masked sum; leave it or network.secure out.")
         if self.clients is not None and not 1 <= self.clients <= MOST_CLIENTS:
             raise HardyError(f"network.clients is {self.clients}; it must be in [1, {MOST_CLIENTS:,}], or absent.")
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Literal
 
 import torch
@@ -98,10 +99,12 @@ class AffineParameters(nn.Module):
 
 class Statistics(AffineParameters):
     """Running mean and variance of one branch of a norm, and its affine if it has one of its own. `noise` is the
-    deviation of Gaussian noise on every update of them, drawn from the key of the call."""
+    deviation of Gaussian noise on every update of them, drawn from the key of the call; `bound` is the greatest length
+    of what a batch says, mean and variance − 1 of all channels together."""
 
     mean: Tensor
     var: Tensor
+    bound: float = inf
 
     def __init__(self, features: int, *, affine: bool = False, momentum: float = 0.1, noise: float = 0.0) -> None:
         super().__init__(features, affine=affine)
@@ -138,8 +141,15 @@ class Statistics(AffineParameters):
         self.mean = torch.lerp(self.mean, mean, self.momentum)
         self.var = torch.lerp(self.var, var, self.momentum)
 
-    def blur(self, call: Call) -> None:
-        """Adds the noise."""
+    def blur(self, call: Call, mean: Tensor, var: Tensor) -> None:
+        """Bounds the update from the mean and variance before it, and adds the noise."""
+        if self.bound < inf:
+            left, usual = 1 - self.momentum, torch.ones_like(var)
+            kept = left * mean, left * var + self.momentum * usual
+            moves = torch.stack([self.mean - kept[0], self.var - kept[1]])
+            length = torch.linalg.vector_norm(moves.flatten(), dim=0).clamp_min(1e-30)
+            moves = moves * (self.momentum * self.bound / length).clamp_max(1.0)
+            self.mean, self.var = kept[0] + moves[0], (kept[1] + moves[1]).clamp_min(0.0)
         if self.noise:
             self.mean, self.var = self._blurred(self.mean, call), self._blurred(self.var, call).clamp_min(0.0)
 
@@ -252,8 +262,9 @@ class BatchNorm(AffineParameters):
             if x.numel() == x.shape[1]:
                 raise HardyError("a norm served by the batch was given 1 image, which has no statistics; it needs 2.")
             return scale_and_shift(x, *_moments(x, kept.mean.dtype), affine, self.eps)
+        before = kept.mean, kept.var
         out = kept.normalise(x, affine, self.eps)
-        kept.blur(call)
+        kept.blur(call, *before)
         return out
 
     def branch(self, name: str) -> tuple[Statistics, AffineParameters]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import grad_and_value
 
 from hardy.core import tensors
+from hardy.core.account import Mechanism, Sampling
 from hardy.core.federation import Client
 from hardy.core.layers import Statistics
 from hardy.core.messages import Slot, Updates
@@ -23,7 +24,7 @@ from hardy.errors import HardyError
 from hardy.registry import kind
 
 if TYPE_CHECKING:
-    from hardy.core.method import Method
+    from hardy.core.method import Method, Plan
 
 Fact = Literal["kind", "capacity"]
 """what is known of a client besides its rows"""
@@ -37,7 +38,9 @@ class Setting:
     clients: Sequence[Client]
     training: Training
     cohort: int
-    """clients asked in a round"""
+    """clients asked in a round; of Poisson cohorts, expected"""
+    sampling: Sampling = "fixed"
+    """how they are drawn"""
 
 
 class Part:
@@ -50,6 +53,11 @@ class Part:
 
     def check(self, method: "Method", setting: Setting) -> None:
         """Refuses what would not work, or would have no effect, beside the method's other parts and these clients."""
+
+    def mechanisms(self, plan: "Plan", setting: Setting, rounds: int, asked: Sequence[int]) -> Sequence[Mechanism]:
+        """The noisy sums that it has given away after so many rounds, for the privacy account; `asked` says in how many
+        of them each client was."""
+        return ()
 
 
 def walk(part: object) -> Iterator[Part]:
@@ -377,6 +385,8 @@ class RoundContext:
     bases: int
     clients: int
     """all clients, in the cohort or not"""
+    cohort: int = 0
+    """clients asked in a round, or expected; 0: as many as have answered"""
     momentum: float = 0.0
     """of the clients' optimiser, born anew each round"""
     round: int = 0

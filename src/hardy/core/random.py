@@ -4,6 +4,7 @@ On the host a stream of words names a numpy generator. On the device a key (an i
 with a counter, so that noise needs no generator, can be drawn under vmap, and resuming needs nothing stored.
 """
 
+import os
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
@@ -79,3 +80,11 @@ def normal(key: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32
     """Standard normal numbers (Box-Muller)."""
     radius = torch.sqrt(-2.0 * torch.log1p(-uniform(fold(key, 1), shape, dtype)))
     return radius * torch.cos(2.0 * torch.pi * uniform(fold(key, 2), shape, dtype))
+
+
+def system_normal(size: int) -> NDArray[np.float64]:
+    """Standard normal numbers from the operating system's entropy, which nobody can repeat (Box-Muller, 53 bits)."""
+    words = np.frombuffer(os.urandom(16 * size), np.uint64).reshape(2, size) >> np.uint64(11)
+    radius, angle = (words + np.array([[1], [0]], np.uint64)) * 2.0**-53
+    drawn: NDArray[np.float64] = np.sqrt(-2.0 * np.log(radius)) * np.cos(2.0 * np.pi * angle)
+    return drawn

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hardy.core import random, tensors
+from hardy.core.account import Sampling
 from hardy.core.admission import Admission, Admitted, Gate, unpack
 from hardy.core.cohort_odds import CohortOdds, cohort_odds
 from hardy.core.describe import non_defaults
@@ -61,6 +62,9 @@ class Cohort:
     """share of the clients"""
     clients: int | None = None
     """their number, instead of a share"""
+    sampling: Sampling = "fixed"
+    """fixed: so many, drawn without replacement; poisson: each client is in by a chance of its own, and their number
+    varies, for which a privacy account finds a smaller ε"""
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
@@ -81,9 +85,15 @@ class Cohort:
         return size
 
     def sample(self, seed: int, round_number: int, population: int) -> list[int]:
-        """A fresh draw each round, without replacement."""
+        """A fresh draw each round."""
         if (size := self.size(population)) == population:
             return list(range(population))
+        if self.sampling == "poisson":
+            return (
+                (random.stream(seed, round_number, "cohort").random(population) < size / population)
+                .nonzero()[0]
+                .tolist()
+            )
         return sorted(random.stream(seed, round_number, "cohort").choice(population, size, replace=False).tolist())
 
 
@@ -179,7 +189,7 @@ class Server:
     def setting(self) -> Setting:
         """What the method works on."""
         size = self.cohort.size(len(self._examples))
-        return Setting(clients=self.clients, training=self.training, cohort=size)
+        return Setting(clients=self.clients, training=self.training, cohort=size, sampling=self.cohort.sampling)
 
     def start(self) -> ServerState:
         """The state before the first round."""
@@ -197,6 +207,7 @@ class Server:
             roles=self.plan.roles,
             bases=method.budget.bases,
             clients=1 if method.pooled else len(self.clients),
+            cohort=self.cohort.size(len(self._examples)),
             momentum=getattr(method.optimiser.links[-1], "momentum", 0.0),
             round=round_number,
             kinds=[client.kind for client in self.clients],

@@ -25,6 +25,9 @@ class Training:
     """F of FedDynAT: rounds in which the local epochs shrink by γ"""
     steps: int | None = None
     """local steps in a round, instead of epochs"""
+    independent: bool = False
+    """each step draws its rows anew from all that the client has, as privacy accounts want it; needs steps. Otherwise
+    rows are dealt out until all had their turn"""
     replays: int = 1
     """times each batch is shown in a row (free adversarial training)"""
     remainder: Literal["keep", "drop", "wrap"] = "keep"
@@ -59,6 +62,7 @@ class Training:
             "epochs_decay": (self.steps is None, "training.steps takes the place of epochs"),
             "epochs_every": (self.epochs_decay < 1, "training.epochs_decay is 1"),
             "remainder": (self.steps is None, "with training.steps every batch is full"),
+            "independent": (self.steps is not None, "it needs training.steps"),
             "period": (self.schedule == "harmonic", f"training.schedule is {self.schedule!r}, not 'harmonic'"),
             "decay": (bool(self.milestones), "there are no training.milestones"),
         }
@@ -99,6 +103,12 @@ class Training:
             rows = np.repeat(rows, 2)
         size = min(self.batch, len(rows))
         if self.steps is not None:
+            if self.independent:
+                return [
+                    batch
+                    for batch in (rng.choice(rows, size, replace=False) for _ in range(self.steps))
+                    for _ in range(self.replays)
+                ]
             needed = self.steps * size
             if needed <= len(rows):
                 drawn = rng.choice(rows, needed, replace=False)

@@ -27,6 +27,8 @@ from hardy.flower.membership import Membership
 from hardy.flower.memory import Memory
 from hardy.flower.network_engine import Flower
 from hardy.flower.node import Given, Node, allowed_code, node
+from hardy.flower.secure_engine import SecureFlower, refuse_without_sums
+from hardy.flower.secure_node import train_or_mask
 from hardy.runs.api import fit, resume
 from hardy.runs.networks import OwnModel
 from hardy.runs.prepare import federation
@@ -174,6 +176,7 @@ def client_app(
             about |= {k: v for k, v in wire.settings(message.content).items() if k in ("round", "client", "threats")}
             try:
                 me, memory = who(message, context)
+                memory.scratch = context.state
                 content = answer(me, message.content, memory)
             except HardyError as error:
                 audit.write("not answered", **about, why=str(error))
@@ -188,7 +191,7 @@ def client_app(
         return handle
 
     app.query()(answering(lambda me, content, memory: wire.message({}, profile=me.profile.words())))
-    app.train()(answering(Node.train))
+    app.train()(answering(train_or_mask))
     app.evaluate()(answering(Node.evaluate))
     return app
 
@@ -260,7 +263,9 @@ def run_server(
     data = placeholder_federation(profiles)
 
     def connect(plan: Plan, data: Federation) -> Flower:
-        return Flower(
+        if asked.network.secure:
+            refuse_without_sums(asked, plan, len(data.clients))
+        return (SecureFlower if asked.network.secure else Flower)(
             plan,
             data,
             asked.training,

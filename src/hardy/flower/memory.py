@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 from hardy.core.files import disk
 from hardy.core.tensors import Tensors
@@ -26,6 +27,8 @@ class Memory:
             raise HardyError(f"run token {token!r} must be letters and digits.")
         self.folder = Path(folder) / token / f"client-{client}" if folder else None
         self.owner = {"token": token, "client": client}
+        self.scratch: Any = None
+        """Flower's own store of the run, gone with it: keys of a round in progress"""
 
     def before(self, round_number: int) -> Tensors:
         """As they were before a round; {} if it is the client's first."""

@@ -17,7 +17,7 @@ from hardy.config import NetworkChoice
 from hardy.core import tensors
 from hardy.core.engine import Branches, Question
 from hardy.core.federation import Federation
-from hardy.core.messages import Answer, Slot, Work
+from hardy.core.messages import Answer, Slot, Updates, Work
 from hardy.core.method import Plan
 from hardy.core.partition import Placement
 from hardy.core.state import ServerState
@@ -81,7 +81,7 @@ class Flower:
                 _LOG.warning("round %d: client %s %s", line["round"], client, why)
         return {"wire": self._wire}
 
-    def train(self, work: Work) -> Iterator[Sequence[Answer] | dict[int, str]]:
+    def train(self, work: Work) -> Iterator[Updates | Sequence[Answer] | dict[int, str]]:
         """The answers of each client, in the order of clients, then why the others will not answer."""
         slots: dict[int, list[Slot]] = {}
         for slot in work.slots:

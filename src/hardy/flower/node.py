@@ -6,7 +6,7 @@ Context, which is lost with the run and with the SuperNode.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from hardy.config import Experiment, to_table
 from hardy.core import tensors
 from hardy.core.engine import Branches, DataPart, Question
 from hardy.core.federation import Client, Federation
-from hardy.core.messages import Slot, Work
+from hardy.core.messages import Slot, Updates, Work
 from hardy.core.method import Method
 from hardy.core.partition import Placement
 from hardy.core.state import ServerState
@@ -106,28 +106,16 @@ class Node:
         """A round's slots: what is asked for goes back, what is private stays."""
         from flwr.app import MetricRecord, RecordDict
 
-        asked, engine = wire.settings(content), self.engine
-        bases, round_number = [int(base) for base in asked["bases"]], int(asked["round"])
+        engine, round_number = self.engine, int(wire.settings(content)["round"])
         held = engine.cast(memory.before(round_number))
-        engine.store = self._own(held)
-        shared = [self._tensors(content, f"shared/{base}") for base in bases]
-        reported = [self._tensors(content, f"reported/{base}") for base in bases]
-        lost = {name: value for name, value in held.items() if name not in engine.store}
+        lost = {name: value for name, value in held.items() if name not in self._own(held)}
         records: dict[str, Any] = {}
-        for at, base in enumerate(bases):
-            work = Work(
-                round=round_number,
-                rate=float(asked["rate"]),
-                slots=[Slot(0, base)],
-                shared=_placed(shared[at], base),
-                reported=_placed(reported[at], 0, base),
-            )
-            (updates,) = engine.train(work)
+        for base, updates, received in self.local_round(content, held):
             sent = tensors.gather(updates.shared, 0)
             if (rule := self.chosen.network.compression) is not None:
                 mark = f"lost:{base}:"
                 earlier = {n.removeprefix(mark): t for n, t in lost.items() if n.startswith(mark)}
-                sent, left = wire.compress(rule, sent, shared[at], earlier, compressed_names(engine.plan))
+                sent, left = wire.compress(rule, sent, received, earlier, compressed_names(engine.plan))
                 lost |= {mark + name: value for name, value in left.items()}
             records[f"shared/{base}"] = wire.pack(sent)
             records[f"reported/{base}"] = wire.pack(tensors.gather(updates.reported, 0))
@@ -141,6 +129,23 @@ class Node:
             )
         memory.keep(round_number, {**engine.store, **lost})
         return RecordDict(records)
+
+    def local_round(self, content: Any, held: Tensors) -> Iterator[tuple[int, Updates, Tensors]]:
+        """Trains each base that a message asks for, from the private tensors held; (base, what came of it, the shared
+        tensors it started from)."""
+        asked, engine = wire.settings(content), self.engine
+        engine.store = self._own(held)
+        for base in (int(base) for base in asked["bases"]):
+            received = self._tensors(content, f"shared/{base}")
+            work = Work(
+                round=int(asked["round"]),
+                rate=float(asked["rate"]),
+                slots=[Slot(0, base)],
+                shared=_placed(received, base),
+                reported=_placed(self._tensors(content, f"reported/{base}"), 0, base),
+            )
+            (updates,) = engine.train(work)
+            yield base, updates, received
 
     def evaluate(self, content: Any, memory: Memory) -> Any:
         """Its accuracy, or a metric, on its own rows."""

@@ -94,10 +94,16 @@ def size(content: Any) -> int:
 
 
 def contents(content: Any) -> dict[str, Any]:
-    """What a message holds, for the record: the bytes of each tensor, and every other value as it is."""
+    """What a message holds, for the record: how many bytes of each tensor and key, and every other value as it is."""
     found: dict[str, Any] = {}
     for name, record in content.array_records.items():
         found[name] = {tensor: len(array.data) for tensor, array in record.items()}
     for name, record in (*content.metric_records.items(), *content.config_records.items()):
-        found[name] = dict(record)
+        found[name] = {key: _for_the_record(value) for key, value in record.items()}
     return found
+
+
+def _for_the_record(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_for_the_record(one) for one in value]
+    return len(value) if isinstance(value, bytes) else value

@@ -166,9 +166,10 @@ class _Run(NamedTuple):
         count = z.numel() // z.shape[1] // len(calls)
         for part in range(len(calls)):
             if moving[part]:
+                before = kept[part].mean, kept[part].var
                 middle = mean[part] if bias is None else mean[part] + bias.detach()
                 kept[part].follow(middle, var[part] * (count / max(1, count - 1)))
-                kept[part].blur(calls[part])
+                kept[part].blur(calls[part], *before)
         return out.flatten(0, 1)
 
 

@@ -189,14 +189,15 @@ def fedrbn(
     affine: Placement = Placement.PRIVATE,
     dual_affine: bool = False,
     noise: float = 0.0,
+    bound: float = inf,
     optimiser: Optimiser = sgd(),
 ) -> Method:
     """Local dual BatchNorm whose adversarial statistics spread to clients that cannot afford adversarial training."""
     return Method(
         name="fedrbn",
         norm=dual(
-            clean=local(affine=affine, statistics=Placement.REPORTED, noise=noise),
-            adversarial=propagated(affine=affine, temperature=temperature, noise=noise),
+            clean=local(affine=affine, statistics=Placement.REPORTED, noise=noise, bound=bound),
+            adversarial=propagated(affine=affine, temperature=temperature, noise=noise, bound=bound),
             dual_affine=dual_affine,
         ),
         objective=by_kind(

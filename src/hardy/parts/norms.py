@@ -2,18 +2,23 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hardy.core.account import Mechanism
 from hardy.core.federation import Client
-from hardy.core.layers import BatchNorm, Statistics
-from hardy.core.partition import Placement, Role, Tag
-from hardy.core.protocols import Aggregator, InferenceStatistics, Norm
+from hardy.core.layers import BatchNorm, FederatedStatistics, Statistics
+from hardy.core.method import Method, Plan
+from hardy.core.partition import Placement, Role, Tag, branch_paths
+from hardy.core.protocols import Aggregator, InferenceStatistics, Norm, Setting, walk
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.registry import part
+
+_PASSES = 2
 
 
 @part("norm", name="batch")
@@ -25,16 +30,55 @@ class BatchNormalisation(Norm):
     """share of the new batch in the running statistics"""
     noise: float = 0.0
     """deviation σ of Gaussian noise on every update of the running statistics, before anybody else sees them"""
+    bound: float = inf
+    """greatest length (L2) of what a batch says of a layer, mean and variance − 1 of all channels together; with noise,
+    the privacy account counts reported statistics"""
     inference_statistics: InferenceStatistics = "running"
     """statistics a client is served with: running = tracked in training, batch = of its test rows together (figures
     then depend on how they are cut), recomputed = of its training rows, measured after training (HeteroFL's static
     BN)"""
 
     def statistics_of(self, features: int, *, affine: bool) -> Statistics:
-        return self.keeps(features, affine=affine, momentum=self.momentum, noise=self.noise)
+        kept = self.keeps(features, affine=affine, momentum=self.momentum, noise=self.noise)
+        kept.bound = self.bound
+        return kept
 
     def layer(self, features: int) -> nn.Module:
         return BatchNorm(features, branches={"clean": self.statistics_of})
+
+    @property
+    def reports(self) -> bool:
+        """Whether the server is shown each client's statistics."""
+        return self.placement(Tag(Role.NORM_MEAN, branch="clean")) is Placement.REPORTED
+
+    def check(self, method: Method, setting: Setting) -> None:
+        if not self.bound > 0 or not 0 <= self.noise < inf:
+            raise HardyError(f"{self}: bound must be above 0, and noise 0 or more.")
+        if self.bound < inf and issubclass(self.keeps, FederatedStatistics):
+            raise HardyError(f"bound of {self} has no effect on pooled statistics. Leave it out.")
+
+    def mechanisms(self, plan: Plan, setting: Setting, rounds: int, asked: Sequence[int]) -> Sequence[Mechanism]:
+        """Every update of a layer's statistics, as if each were given away: what a client holds can change it by twice
+        the bound, times the momentum. Two passes a step and branch are counted, clean and attacked."""
+        if not self.reports or not self.noise or self.bound == inf:
+            return ()
+        layers = len(branch_paths(plan.model, min(plan.method.norm.branches or ())))
+        steps = (setting.training.local_steps(len(client.train), 0) for client in setting.clients)
+        return (
+            Mechanism(
+                what="updates of reported statistics",
+                unit="client",
+                noise=self.noise / (2 * self.momentum * self.bound),
+                times=_PASSES * layers * max(count * n for count, n in zip(asked, steps, strict=True)),
+                simulated=True,
+            ),
+        )
+
+
+def statistics_are_bounded(norm: Norm) -> bool:
+    """Whether the account knows what all reported statistics of a norm are worth."""
+    reporting = [part for part in walk(norm) if isinstance(part, BatchNormalisation) and part.reports]
+    return all(part.noise and part.bound < inf for part in reporting)
 
 
 @part("norm")

@@ -11,7 +11,7 @@ from hardy.report.sections.convergence import convergence_section, drift_section
 from hardy.report.sections.customising import customising_section
 from hardy.report.sections.holdings import clients_section
 from hardy.report.sections.planes import projections_section
-from hardy.report.sections.rounds import lost_replies_section, training_section
+from hardy.report.sections.rounds import lost_replies_section, privacy_section, training_section
 from hardy.report.stored_run import read_run, refusing_odd_figures
 
 SECTIONS = (
@@ -23,6 +23,7 @@ SECTIONS = (
     training_section,
     convergence_section,
     drift_section,
+    privacy_section,
     lost_replies_section,
     clients_section,
     projections_section,

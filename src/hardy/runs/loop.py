@@ -12,6 +12,7 @@ from hardy.core.engine import Question
 from hardy.core.files import file_lock
 from hardy.core.flatten import flat_row
 from hardy.core.json_files import write_sealed
+from hardy.core.spending import privacy_spent
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.evaluation import projections
@@ -152,6 +153,7 @@ def _round(run: Run, saving: _Saving | None) -> dict[str, Any]:
     run.state, line = run.server.round(run.state, run.engine, rate)
     line = {"round": run.state.round, "seconds": time.perf_counter() - began, **line}
     line["macs"] = sum(costs.macs_of_a_round(run, run.state.round - 1).values())
+    line |= {f"{spent['unit']}_epsilon": spent["epsilon"] for spent in privacy_spent(run.server, run.state.round)}
     best = _evaluate(run, line)
     line |= run.engine.account(line)
     run.figures.add(line)
@@ -311,6 +313,9 @@ def _note(line: dict[str, Any], figures: RunTotals) -> str:
     loss = f"loss {line['loss']:.3f}" if line["loss"] is not None else "no reply counted"
     if broken := line.get("broken_conditions"):
         loss += f"  {len(broken)} conditions on step sizes broken"
+    for unit in ("client", "example"):
+        if line.get(f"{unit}_epsilon") is not None:
+            loss += f"  ε {line[f'{unit}_epsilon']:.2f} ({unit})"
     return (
         f"{loss}  accuracy {figures.latest['mean']:.1%}"
         if figures.latest and figures.latest["mean"] is not None

@@ -19,6 +19,7 @@ from hardy.core.method import Method, Plan
 from hardy.core.partition import Placement
 from hardy.core.protocols import walk, within
 from hardy.core.server import PipelinedServer, Server
+from hardy.core.spending import refuse_leaks
 from hardy.data import sources
 from hardy.data.capacity import Capacity, with_capacity
 from hardy.data.dataset import Dataset
@@ -90,6 +91,7 @@ def prepare(
     )
     for warning in server.check():
         _LOG.warning(warning)
+    refuse_leaks(server, over_network=network is not None)
     choice = experiment.evaluation
     _refuse_server_rows(experiment, plan)
     for measuring in (*choice.metrics, *choice.diagnosis):

@@ -15,6 +15,7 @@ from hardy.core.flatten import flat_row
 from hardy.core.net import Mixture
 from hardy.core.protocols import Objective
 from hardy.core.server import Server
+from hardy.core.spending import privacy_spent
 from hardy.core.state import ServerState
 from hardy.core.tensors import Tensors
 from hardy.deploy import personalise
@@ -225,6 +226,7 @@ class Run:
             "robust_accuracy": self.robust,
             "metrics": figures.metrics,
             "robust_metrics": self.robust_metrics,
+            "privacy": privacy_spent(self.server, self.state.round),
             "best": figures.best,
             "stopped": figures.stopped,
             "classes": list(self.engine.data.classes),

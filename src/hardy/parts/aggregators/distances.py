@@ -47,6 +47,14 @@ def changes(updates: Updates, context: RoundContext) -> Iterator[Tensor]:
         yield torch.sub(here, sent[:, block], out=buffer[:, : here.shape[1]])
 
 
+def move_lengths(updates: Updates, context: RoundContext) -> Tensor:
+    """‖Δ_i‖, [S, 1]"""
+    squares = updates.matrix.new_zeros(len(updates.slots), 1, dtype=torch.float64)
+    for change in changes(updates, context):
+        squares += change.square_().sum(1, keepdim=True)
+    return squares.sqrt()
+
+
 def products_of(updates: Updates, context: RoundContext) -> Tensor:
     """⟨Δ_i, Δ_j⟩, [S, S]. From where the round began, since far from there distances drown in rounding."""
     products = updates.matrix.new_zeros(len(updates.slots), len(updates.slots), dtype=torch.float64)

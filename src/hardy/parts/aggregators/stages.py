@@ -19,8 +19,8 @@ from hardy.parts.aggregators.distances import (
     ToleratesByzantine,
     ToleratesWeight,
     blend,
-    changes,
     first_of,
+    move_lengths,
     sent_down,
     smallest,
     squared_distances,
@@ -145,14 +145,6 @@ class Bucketing(_Reshapes):
         return _mix(here, [slots[bucket[0]] for bucket in buckets], updates, context), memory
 
 
-def _lengths(updates: Updates, context: RoundContext) -> Tensor:
-    """‖Δ_i‖, [S, 1]"""
-    squares = updates.matrix.new_zeros(len(updates.slots), 1, dtype=torch.float64)
-    for change in changes(updates, context):
-        squares += change.square_().sum(1, keepdim=True)
-    return squares.sqrt()
-
-
 def _clip(lengths: Tensor, radius: Tensor | float, updates: Updates, context: RoundContext) -> Updates:
     """No update further from what was sent down than the radius."""
     scale = torch.where(lengths > radius, radius / lengths, 1.0).to(updates.matrix)
@@ -186,7 +178,7 @@ class Clipping(_Reshapes):
 
     def apply(self, updates: Updates, context: RoundContext, memory: Tensors) -> tuple[Updates, Tensors]:
         if self.around == "sent":
-            return _clip(_lengths(updates, context), self.radius, updates, context), memory
+            return _clip(move_lengths(updates, context), self.radius, updates, context), memory
         base, known = updates.slots[0].base, memory["rounds"] > 0
         here = {n: t[base] for n, t in _stepped(context).items()}
         moved = {n: torch.where(known, 2 * t - memory[f"sent.{n}"], t) for n, t in here.items()}
@@ -213,7 +205,7 @@ class AdaptiveClipping(ToleratesByzantine, _Reshapes):
         return max(after, 2 * self.f + 1)
 
     def apply(self, updates: Updates, context: RoundContext, memory: Tensors) -> tuple[Updates, Tensors]:
-        lengths, count = _lengths(updates, context), len(updates.slots)
+        lengths, count = move_lengths(updates, context), len(updates.slots)
         clipped = 2 * self.f * (count - self.f) // count
         return _clip(lengths, lengths.sort(0).values[count - clipped - 1], updates, context), memory
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from html import escape
 
-from hardy.report.page import figure, section, table
+from hardy.report.page import figure, section, shown, table
 from hardy.report.plots import (
     Series,
     lines,
@@ -94,6 +94,29 @@ def _wire(run: StoredRun) -> str:
                 total[at] += value
     cells = ([escape(client), plain(n), si(down, "B"), si(up, "B")] for client, (n, down, up) in counted.items())
     return table(["on the wire: client", "rounds", "received", "sent"], cells)
+
+
+def privacy_section(run: StoredRun) -> str:
+    """What was spent of the privacy of clients or examples; the curves are among those of the training."""
+    rows, mechanisms = [], []
+    for spent in run.summary.get("privacy") or ():
+        rows.append(
+            [
+                escape(str(spent.get("adjacency", ""))),
+                shown(number(spent, "epsilon"), "{:.3g}".format).replace("–", "∞"),
+                shown(number(spent, "delta"), "{:.2g}".format),
+                escape(str(spent.get("covers", ""))),
+            ]
+        )
+        for one in spent.get("mechanisms") or ():
+            cells = (shown(number(one, key), "{:.3g}".format) for key in ("noise", "share", "times"))
+            mechanisms.append([escape(str(one.get("what", ""))), *cells, escape(str(one.get("sampling", "")))])
+    return section(
+        "Differential privacy",
+        [],
+        table(["differ by", "ε", "δ", "covers"], rows),
+        table(["noise on", "deviation / sensitivity", "share in it", "times", "drawn"], mechanisms),
+    )
 
 
 def lost_replies_section(run: StoredRun) -> str:
