@@ -3,7 +3,7 @@
 function clientsRoom(page) {
   const runs = page.runs.filter((run) => run.clients.length);
   if (!runs.length) return el("p", { class: "note" }, "No run here has figures for its clients.");
-  let run = runs[0], threat = "", chosen = 0;
+  let run = runs.find((r) => r.alpha) ?? runs[0], threat = "", chosen = Math.max(0, run.alpha?.findIndex((given) => given.length) ?? 0);
   const map = el("div"), detail = el("section", { class: "side", "aria-live": "polite" });
   const value = (client) => (threat ? client.robust[threat] : client.standard);
   const show = () => {
@@ -19,14 +19,14 @@ function clientsRoom(page) {
   offer();
   show();
   return el("div", {},
-    el("div", { class: "controls" }, choice("Run", runs.map((r, at) => [at, r.name]), 0, (v) => { run = runs[v]; threat = ""; chosen = 0; offer(); show(); }), colour),
+    el("div", { class: "controls" }, choice("Run", runs.map((r, at) => [at, r.name]), runs.indexOf(run), (v) => { run = runs[v]; threat = ""; chosen = 0; offer(); show(); }), colour),
     el("div", { class: "sides" }, el("section", { class: "side" }, map), detail));
 }
 
 function drawClients(box, run, value, chosen, choose) {
   const domains = [...new Set(run.clients.map((c) => c.domain))];
   const rows = domains.map((d) => run.clients.map((c, at) => [c, at]).filter(([c]) => c.domain === d));
-  const longest = Math.max(...rows.map((r) => r.length)), gap = Math.min(54, 320 / longest), tall = 58;
+  const longest = Math.max(...rows.map((r) => r.length)), gap = Math.min(62, 330 / longest), tall = 60;
   const place = new Map();
   rows.forEach((row, y) => row.forEach(([, at], x) => place.set(at, [110 + gap * (x + 0.5), 30 + tall * y])));
   const known = run.clients.map(value).filter((v) => v !== null && v !== undefined);
@@ -43,7 +43,7 @@ function drawClients(box, run, value, chosen, choose) {
     const pick = () => choose(at);
     return el("g", { class: `client${at === chosen ? " chosen" : ""}`, tabindex: 0, role: "button", "aria-label": words, "aria-pressed": at === chosen, onclick: pick,
       onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); pick(); } } },
-      el("circle", { cx: x, cy: y, r: Math.min(17, gap / 2 - 2), style: `fill:${shade(value(client))}` }),
+      el("circle", { cx: x, cy: y, r: Math.min(20, gap / 2 - 2), style: `fill:${shade(value(client))}` }),
       el("text", { class: "middle", x, y: y + 4 }, value(client) === null || value(client) === undefined ? "–" : Math.round(100 * value(client))), el("title", {}, words));
   });
   const height = 30 + tall * domains.length;
@@ -65,12 +65,13 @@ function describeClient(box, page, run, client) {
     const pair = [picture("an image of the client"), picture("the same image attacked")];
     paintImage(pair[0], p.clean, page.shape);
     paintImage(pair[1], p.attacked, page.shape);
-    return el("figure", {}, el("div", { class: "pair" }, ...pair), el("figcaption", {}, `“${page.classes[p.label]}” → reads “${page.classes[p.read]}”, attacked “${page.classes[p.fooled]}”`));
+    return el("figure", {}, el("div", { class: "pair" }, ...pair), el("figcaption", {}, `A “${page.classes[p.label]}”: read as “${page.classes[p.read]}”, attacked as “${page.classes[p.fooled]}”`));
   });
   fill(box,
     el("h3", {}, `Client ${client.number}, ${client.domain}`),
     el("p", { class: "note" }, `${client.kind === "AT" ? "Trains adversarially. " : client.kind === "ST" ? "Cannot afford adversarial training. " : ""}${client.train} training images. ${percent(client.standard)} clean` +
       Object.entries(client.robust).map(([name, v]) => `, ${percent(v)} under ${name}`).join("") + "."),
     giving.length ? el("p", { class: "note" }, `Its adversarial statistics come from ${giving.slice(0, 4).map(([s, at]) => `client ${at} (${percent(s, 0)})`).join(", ")}.`) : null,
-    counts, pictures);
+    el("h3", {}, "Its training images by class"), counts,
+    pictures.length ? el("h3", {}, "Its test images, as they are and attacked by PGD-10") : null, el("div", { class: "cases" }, ...pictures));
 }
