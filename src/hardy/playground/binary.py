@@ -27,7 +27,8 @@ class Binary:
         data under its number: the file `0` is the first of `weights`."""
         import onnx
 
-        model, weights = onnx.load(str(path)), []
+        model = onnx.load(str(path))
+        weights: list[Place] = []
         for tensor in model.graph.initializer:
             plain = onnx.numpy_helper.to_array(tensor).tobytes()
             if len(plain) < _LEAST:

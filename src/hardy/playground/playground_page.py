@@ -11,8 +11,8 @@ from typing import Any
 
 from hardy.core.files import disk, write_atomic
 from hardy.errors import HardyError
+from hardy.report.chart import si
 from hardy.report.page import table
-from hardy.report.plots import si
 from hardy.report.stored_run import number
 
 _POLICY = (

@@ -52,7 +52,7 @@ function drawPlane(box, points, honest, results, truth, move) {
   const focused = document.activeElement?.dataset?.point;
   const svg = el("svg", { class: "chart plane", viewBox: "0 0 440 340", role: "group", "aria-label": "updates of the clients in a plane" });
   const back = (event) => {
-    const frame = svg.getBoundingClientRect();
+    const frame = box.firstElementChild.getBoundingClientRect(); // a drag draws the plane anew
     return [(((event.clientX - frame.left) / frame.width) * 440 - 220) / 210 * reach, (170 - ((event.clientY - frame.top) / frame.height) * 340) / 160 * reach];
   };
   svg.append(el("line", { class: "rule", x1: 10, x2: 430, y1: 170, y2: 170 }), el("line", { class: "rule", x1: 220, x2: 220, y1: 10, y2: 330 }));
