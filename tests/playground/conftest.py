@@ -1,9 +1,9 @@
 """A run with markup in its name and the page made of it; a browser."""
 
 import pytest
-from browser import CHROMIUM, DRIVER, chromium
 
 import hardy
+from browser import browser  # noqa: F401  (a fixture)
 from hardy.cli import main
 
 METHOD = {"name": "split_mix_dat", "width": 0.5, "attack": {"name": "pgd", "steps": 1}}
@@ -20,13 +20,3 @@ def page(tmp_path_factory):
     run = hardy.fit("demo", chosen, rounds=1, out=folder / "run", quiet=True)
     assert main(["playground", str(folder / "run"), "--out", str(folder / "p.html"), "--no-open"]) == 0
     return run, folder / "p.html"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    if DRIVER is None or CHROMIUM is None:
-        pytest.skip("chromium and chromedriver are not installed (Debian: chromium, chromium-driver)")
-    with chromium(tmp_path_factory.mktemp("profile"), loopback=True) as found:
-        found.open("about:blank")
-        found.requests()  # those of the browser's own first page
-        yield found

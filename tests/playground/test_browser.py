@@ -163,6 +163,16 @@ def test_tabs_by_keys_and_names_of_all_controls(bundled):
     assert bundled.script("return document.activeElement.id") == "tab-masked"
 
 
+@pytest.mark.parametrize("width", [420, 800, 1600])
+def test_nothing_is_wider_than_the_window(bundled, width):
+    bundled.resize(width)
+    for name in TABS:
+        room(bundled, name)
+        wide = "const e = document.documentElement; return [e.scrollWidth, e.clientWidth]"
+        assert bundled.script(wide) == [width, width], name
+    bundled.resize(1280)
+
+
 def test_accuracy_in_the_page_is_that_of_evaluate(bundled):
     """All test images of the five domains, at full width and robustness."""
     with np.load(str(resources.files("hardy") / "data" / "mini_digits.npz")) as stored:
@@ -199,6 +209,7 @@ def test_accuracy_in_the_page_is_that_of_evaluate(bundled):
 
 def test_a_run_with_markup_in_its_name_and_its_gradients(browser, page):
     run, path = page
+    browser.resize(1280)
     browser.open(path.as_uri())
     browser.until(CALM)
     assert browser.script("return document.title") == "Playground: <script>x"

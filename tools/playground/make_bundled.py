@@ -24,7 +24,7 @@ def main(folder: Path) -> None:
         if not (folder / name / "summary.json").exists():
             hardy.fit(hardy.read(HERE / f"{name}.toml"), out=folder / name)
     content, binary = content_of([folder / name for name in EXPERIMENTS])
-    content["title"] = "networks of Hardy's own"
+    content["title"] = "attack a federated network"
     content["about"] = (
         "Three federated networks, trained with Hardy on 3,000 digits from five domains, at work in this page. "
         "Nothing you do here leaves it."

@@ -140,14 +140,22 @@ def _network(run: Run, binary: Binary) -> dict[str, Any]:
             write_gradient(base, gradient, shape=predictor.shape, classes=classes, branch=predictor.branch, mixes=mixes)
             bases.append({"forward": binary.add_onnx(forward), "gradient": binary.add_onnx(gradient)})
     several = plan.method.budget.bases > 1
-    whose = "" if predictor.client is None else f", client {predictor.client}"
     return {
-        "name": f"{run.experiment.name} ({plan.method.name}{whose})",
+        "name": _name(run, predictor),
         "bases": bases,
         "widths": list(plan.method.budget.widths) if several else [1.0],
         "robustness": level if mixes else None,
         "settings": _settings(run, level if mixes else None),
     }
+
+
+def _name(run: Run, predictor: Predictor) -> str:
+    """The run's name; its method, if the name does not say it; and whose network it is."""
+    name, method = run.experiment.name, run.engine.plan.method.name
+    plain = "".join(filter(str.isalnum, name.lower()))
+    more = [] if plain == method.replace("_", "") else [method]
+    more += [] if predictor.client is None else [f"client {predictor.client}"]
+    return f"{name} ({', '.join(more)})" if more else name
 
 
 def _settings(run: Run, level: float | None) -> list[dict[str, Any]]:

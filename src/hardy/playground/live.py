@@ -114,7 +114,8 @@ def _content(folder: Path) -> tuple[dict[str, Any], bytes]:
         content, binary = content_of([folder])
     name = str(experiment.get("name", folder.name))
     live = {"name": name, "rounds": experiment.get("rounds"), "own": (folder / "checkpoint").is_dir()}
-    return {**content, "title": name, "live": live}, binary
+    about = "A run at its training, followed on this machine alone."
+    return {**content, "title": name, "about": about, "live": live}, binary
 
 
 def _handler(live: LiveServer) -> type[BaseHTTPRequestHandler]:

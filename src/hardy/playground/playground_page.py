@@ -73,7 +73,7 @@ def html(content: dict[str, Any], binary: bytes, *, connects: bool = False) -> s
 <nav id="tabs" role="tablist" aria-label="rooms"></nav>
 <div id="room"><p class="note">Loading the networks …</p>
 </div>
-<noscript><p>This page runs networks in the browser and needs JavaScript.</p></noscript>
+<noscript><p class="note">This page runs networks in the browser and needs JavaScript.</p></noscript>
 <div id="measured">{_measured(content)}</div>
 </main>
 {carried}

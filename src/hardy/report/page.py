@@ -33,7 +33,7 @@ def _navigation(parts: Iterable[str]) -> str:
     """A link to each section, where there are several."""
     found = [heading for part in parts for heading in _HEADING.findall(part)]
     links = "".join(f'<a href="#{name}">{title}</a>' for name, title in found)
-    return f'<nav aria-label="sections">{links}</nav>' if len(found) > 1 else ""
+    return f'<nav class="sections" aria-label="sections">{links}</nav>' if len(found) > 1 else ""
 
 
 def figure(title: str, drawing: str, note: str = "", *, client: str = "") -> str:

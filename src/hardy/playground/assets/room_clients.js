@@ -37,6 +37,7 @@ function drawClients(box, run, value, chosen, choose) {
     const [x1, y1] = place.get(giver), [x2, y2] = place.get(chosen);
     return el("line", { class: "arrow", x1, y1, x2, y2, "stroke-width": 1 + 5 * share }, el("title", {}, `client ${giver} gives ${percent(share, 0)}`));
   }).filter(Boolean);
+  const mixed = new Set(run.clients.map((c) => c.kind)).size > 1;
   const dots = run.clients.map((client, at) => {
     const [x, y] = place.get(at);
     const words = `client ${at}, ${client.domain}${client.kind ? `, ${client.kind}` : ""}: ${percent(value(client))}`;
@@ -44,13 +45,13 @@ function drawClients(box, run, value, chosen, choose) {
     return el("g", { class: `client${at === chosen ? " chosen" : ""}`, tabindex: 0, role: "button", "aria-label": words, "aria-pressed": at === chosen, onclick: pick,
       onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); pick(); } } },
       el("circle", { cx: x, cy: y, r: Math.min(20, gap / 2 - 2), style: `fill:${shade(value(client))}` }),
-      el("text", { class: "middle", x, y: y + 4 }, value(client) === null || value(client) === undefined ? "–" : Math.round(100 * value(client))), el("title", {}, words));
+      el("text", { class: "middle", x, y: y + 4 }, value(client) === null || value(client) === undefined ? "–" : Math.round(100 * value(client))), mixed && client.kind ? el("text", { class: "middle kind", x, y: y + 33 }, client.kind) : null, el("title", {}, words));
   });
-  const height = 30 + tall * domains.length;
+  const height = 36 + tall * domains.length;
   box.replaceChildren(
     el("svg", { class: "chart map", viewBox: `0 0 440 ${height}`, role: "group", "aria-label": "clients by domain" },
       ...domains.map((d, y) => el("text", { class: "tick", x: 0, y: 34 + tall * y }, d)), ...arrows, ...dots),
-    el("p", { class: "note" }, `Accuracy in %, from ${percent(low)} (red) to ${percent(high)} (green).` + (run.alpha ? " Lines: whose adversarial statistics the chosen client got (FedRBN's α)." : "")));
+    el("p", { class: "note" }, `Accuracy in %, from ${percent(low)} (red) to ${percent(high)} (green).` + (mixed ? " AT clients train adversarially, ST clients cannot afford it." : "") + (run.alpha ? " Lines: whose adversarial statistics the chosen client got (FedRBN's α)." : "")));
   const focus = box.querySelector(".chosen");
   if (document.activeElement === document.body && box.dataset.used) focus?.focus();
   box.dataset.used = "yes";

@@ -5,7 +5,7 @@ function liarsRoom() {
   const bell = () => Math.sqrt(-2 * Math.log(1 - random())) * Math.cos(2 * Math.PI * random());
   let clients = 9, liars = 2, lie = "fall of empires", factor = 2;
   let own = [];
-  const draw = () => { while (own.length < clients) own.push([1 + 0.35 * bell(), 0.7 + 0.35 * bell()]); own.length = clients; };
+  const draw = () => { while (own.length < clients) own.push([1 + 0.5 * bell(), 0.8 + 0.5 * bell()]); own.length = clients; };
   draw();
   const sent = () => {
     const honest = own.slice(0, clients - liars);
@@ -19,7 +19,7 @@ function liarsRoom() {
     table.replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, ...["rule", "withstands", "off by"].map((w, at) => el("th", { class: at < 1 ? "left" : "" }, w)))),
       el("tbody", {}, ...results.map((r, at) => el("tr", {},
         el("td", { class: "left" }, el("span", { class: `key c${at}` }), r.name, el("br"), el("small", {}, r.words)),
-        el("td", { class: r.fits || !liars ? "" : "over" }, `${r.limit} of ${clients}${r.fits || !liars ? "" : ", not these"}`),
+        el("td", { class: r.fits || !liars ? "" : "over" }, `${r.limit} of ${clients}${r.fits || !liars ? "" : `, not ${liars}`}`),
         el("td", {}, r.at ? Math.sqrt(squaredDistance(r.at, truth)).toFixed(3) : "–"))))));
     const population = cohort.population.get(), lying = Math.min(cohort.liars.get(), population), size = Math.min(cohort.size.get(), population);
     const half = Math.ceil(size / 2) - 1;

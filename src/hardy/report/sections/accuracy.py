@@ -40,18 +40,20 @@ def header(run: StoredRun) -> str:
 
 def _filter(run: StoredRun) -> str:
     """What page.js needs to look at one domain or client; nothing to see without it."""
-    scores = {"clean": run.summary.get("standard_accuracy") or {}, **(run.summary.get("robust_accuracy") or {})}
+    under = {f"under {name}": figures for name, figures in (run.summary.get("robust_accuracy") or {}).items()}
+    scores = {"on clean images": run.summary.get("standard_accuracy") or {}, **under}
     clients = []
     for at, client in enumerate(run.clients):
         found = {name: (figures.get("by_client") or [None] * (at + 1))[at : at + 1] for name, figures in scores.items()}
-        told = [f"{percent(value)} {name}" for name, values in found.items() if (value := number(*values or [None]))]
+        known = {name: number(values[0]) if values else None for name, values in found.items()}
+        told = [f"{percent(value)} {name}" for name, value in known.items() if value is not None]
         words = [f"{client.get('train')} training images", str(client.get("kind") or ""), *told]
         domain = str(client.get("domain", ""))
         clients.append({"client": client.get("client", at), "domain": domain, "words": ", ".join(filter(None, words))})
     if len(clients) < 2:
         return ""
-    known = escape(json.dumps({"domains": run.domains(), "clients": clients}))
-    return f'<div class="filter" hidden data-known="{known}"></div>'
+    told_to_page = escape(json.dumps({"domains": run.domains(), "clients": clients}))
+    return f'<div class="filter" hidden data-known="{told_to_page}"></div>'
 
 
 def _curves(run: StoredRun) -> list[str]:

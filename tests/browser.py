@@ -1,7 +1,7 @@
-"""A real Chromium, driven over the W3C WebDriver protocol with the standard library alone.
+"""A real Chromium, driven over the W3C WebDriver protocol with the standard library.
 
-It is found as `chromedriver` and `chromium` (Debian's packages chromium-driver and chromium) and has no network: what a
-page asks for goes to a proxy that nobody listens on, and is recorded.
+It is found as `chromedriver` and `chromium` (Debian's packages chromium-driver and chromium) and has no network but this
+machine's: what a page asks of others goes to a proxy that nobody listens on, and is recorded.
 """
 
 import base64
@@ -13,6 +13,8 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
+
+import pytest
 
 DRIVER, CHROMIUM = shutil.which("chromedriver"), shutil.which("chromium") or shutil.which("chromium-browser")
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
@@ -108,6 +110,7 @@ class Browser:
     def resize(self, width, height=900, *, dark=False, still=True):
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.devtools("Emulation.setDeviceMetricsOverride", **size)
+        self.devtools("Emulation.setScrollbarsHidden", hidden=True)
         media = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         media += [{"name": "prefers-reduced-motion", "value": "reduce"}] if still else []
         self.devtools("Emulation.setEmulatedMedia", features=media)
@@ -150,3 +153,13 @@ def chromium(profile, **options):
     finally:
         driver.terminate()
         driver.wait(30)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    if DRIVER is None or CHROMIUM is None:
+        pytest.skip("chromium and chromedriver are not installed (Debian: chromium, chromium-driver)")
+    with chromium(tmp_path_factory.mktemp("profile"), loopback=True) as found:
+        found.open("about:blank")
+        found.requests()  # those of the browser's own first page
+        yield found
