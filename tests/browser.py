@@ -1,7 +1,7 @@
 """A real Chromium, driven over the W3C WebDriver protocol with the standard library.
 
-It is found as `chromedriver` and `chromium` (Debian's packages chromium-driver and chromium) and has no network but this
-machine's: what a page asks of others goes to a proxy that nobody listens on, and is recorded.
+It is found as `chromedriver` and `chromium` (Debian's packages chromium-driver and chromium). It reaches nothing but
+this machine: what a page asks of others goes to a proxy that nobody listens on, and is recorded.
 """
 
 import base64

@@ -1,5 +1,6 @@
 """What the playground shows of some runs: networks with their gradients, images, clients, and a masked network."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,7 +38,7 @@ def content_of(folders: Sequence[Path], *, data_folder: Path | None = None) -> t
     """The content of the page for some run folders: what is said, and the bytes of images and networks that it points
     into. All runs must have the same classes and images."""
     require_onnx()
-    runs = [load(folder, data_folder=data_folder) for folder in folders]
+    runs = [_loaded(folder, data_folder) for folder in folders]
     for run in runs:
         run.needs_local("the playground")
     first = runs[0].engine.data
@@ -86,6 +87,12 @@ def _first(runs: Sequence[Run], images: Sequence[dict[str, Any]]) -> int:
         if before == clean == held == image["label"] != fooled:
             return at
     return 0
+
+
+def _loaded(folder: Path, data_folder: Path | None) -> Run:
+    """A run; into the folder of one that still trains nothing is written."""
+    run = load(folder, data_folder=data_folder)
+    return run if (folder / "summary.json").exists() else dataclasses.replace(run, folder=None)
 
 
 def _pixels(image: Tensor) -> bytes:

@@ -103,9 +103,9 @@ def _content(folder: Path) -> tuple[dict[str, Any], bytes]:
     try:
         experiment = tomllib.loads((folder / "config.toml").read_text("utf-8"))
     except (OSError, ValueError) as error:
+        why = "its config.toml is damaged" if isinstance(error, ValueError) else "it has no config.toml"
         raise HardyError(
-            f"{folder} holds no run that can be followed: its config.toml cannot be read ({error}). Start one with "
-            f"`hardy run EXPERIMENT --out {folder}`."
+            f"{folder} holds no run to follow: {why}. Start one with `hardy run EXPERIMENT --out {folder}`."
         ) from error
     content, binary = bundled_content()
     if (folder / "checkpoint").is_dir():

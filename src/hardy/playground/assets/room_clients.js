@@ -34,8 +34,13 @@ function drawClients(box, run, value, chosen, choose) {
   const shade = (v) => (v === null || v === undefined ? "var(--track)" : `color-mix(in oklab, var(--c1), var(--c2) ${Math.round(high > low ? (100 * (v - low)) / (high - low) : 100)}%)`);
   const arrows = (run.alpha?.[chosen] ?? []).map((share, giver) => {
     if (giver === chosen || share < 0.02) return null;
-    const [x1, y1] = place.get(giver), [x2, y2] = place.get(chosen);
-    return el("line", { class: "arrow", x1, y1, x2, y2, "stroke-width": 1 + 5 * share }, el("title", {}, `client ${giver} gives ${percent(share, 0)}`));
+    const [x1, y1] = place.get(giver), [x2, y2] = place.get(chosen), long = Math.hypot(x2 - x1, y2 - y1) || 1;
+    const [dx, dy] = [(x2 - x1) / long, (y2 - y1) / long], tip = Math.min(20, gap / 2 - 2) + 2, wide = 3 + 4 * share;
+    const at = (back, aside) => `${x2 - back * dx - aside * dy} ${y2 - back * dy + aside * dx}`;
+    return el("g", { class: "arrow" },
+      el("line", { x1, y1, x2: x2 - (tip + 5) * dx, y2: y2 - (tip + 5) * dy, "stroke-width": 1 + 5 * share }),
+      el("path", { d: `M${at(tip, 0)}L${at(tip + 9, wide)}L${at(tip + 9, -wide)}Z` }),
+      el("title", {}, `client ${giver} gives ${percent(share, 0)}`));
   }).filter(Boolean);
   const mixed = new Set(run.clients.map((c) => c.kind)).size > 1;
   const dots = run.clients.map((client, at) => {
@@ -51,7 +56,7 @@ function drawClients(box, run, value, chosen, choose) {
   box.replaceChildren(
     el("svg", { class: "chart map", viewBox: `0 0 440 ${height}`, role: "group", "aria-label": "clients by domain" },
       ...domains.map((d, y) => el("text", { class: "tick", x: 0, y: 34 + tall * y }, d)), ...arrows, ...dots),
-    el("p", { class: "note" }, `Accuracy in %, from ${percent(low)} (red) to ${percent(high)} (green).` + (mixed ? " AT clients train adversarially, ST clients cannot afford it." : "") + (run.alpha ? " Lines: whose adversarial statistics the chosen client got (FedRBN's α)." : "")));
+    el("p", { class: "note" }, `Accuracy in %, from ${percent(low)} (red) to ${percent(high)} (green).` + (mixed ? " AT clients train adversarially, ST clients cannot afford it." : "") + (run.alpha ? " Arrows: whose adversarial statistics the chosen client got (FedRBN's α)." : "")));
   const focus = box.querySelector(".chosen");
   if (document.activeElement === document.body && box.dataset.used) focus?.focus();
   box.dataset.used = "yes";
