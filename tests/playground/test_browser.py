@@ -10,8 +10,8 @@ from importlib import resources
 import numpy as np
 import pytest
 import torch
+from onnx_sessions import session_of
 from python_rules import rule_in_python, rules
-from test_page import session_of
 
 import hardy
 from hardy.playground.bundled import bundled_content

@@ -11,6 +11,7 @@ from importlib import resources
 import numpy as np
 import pytest
 import torch
+from onnx_sessions import session_of
 from python_rules import rule_in_python, rules
 
 from hardy.cli import main
@@ -25,16 +26,6 @@ def contents(page):
     packed = [base64.b64decode(re.search(rf'id="{name}">([^<]*)<', text)[1]) for name in ("content", "binary")]
     content, binary = map(gzip.decompress, packed)
     return run, text, json.loads(content), binary
-
-
-def session_of(file, binary):
-    """A runtime session of a network in a page."""
-    onnxruntime = pytest.importorskip("onnxruntime", reason="the export extra is not installed")
-    model, *weights = (binary[at : at + length] for at, length in (file["model"], *file["weights"]))
-    options = onnxruntime.SessionOptions()
-    names = [str(at) for at in range(len(weights))]
-    options.add_external_initializers_from_files_in_memory(names, weights, list(map(len, weights)))
-    return onnxruntime.InferenceSession(model, options)
 
 
 def test_one_file_that_asks_for_nothing(contents):
