@@ -119,7 +119,7 @@ def bare_step(run):
 
     def step():
         with engine.arithmetic():
-            found = gradients(received, state, engine.batch(rows), keys, rate)
+            found = gradients(received, state, engine.batch(rows, keys), keys, rate)
         client.apply_gradients(method.optimiser, method.objective, state, found, rate)
 
     return step

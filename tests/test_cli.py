@@ -27,7 +27,7 @@ TINY = ["rounds=2", "model.width=0.25", "training.batch=100", "data.limit=60", "
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli")
     for method in ("fedavg", "fedbn"):
-        arguments = ["run", "demo", f"method={method}", "--out", str(folder / method), "--quiet", *TINY]
+        arguments = ["run", "demo", "--alone", f"method={method}", "--out", str(folder / method), "--quiet", *TINY]
         assert main(arguments) == 0
     return folder
 
@@ -54,7 +54,7 @@ def test_resume_of_a_finished_run_changes_nothing(runs, capsys):
 
 
 def test_a_run_is_not_overwritten(runs, capsys):
-    assert main(["run", "demo", "--out", str(runs / "fedbn")]) == 2
+    assert main(["run", "demo", "--alone", "--out", str(runs / "fedbn")]) == 2
     assert "already holds a run" in capsys.readouterr().err
 
 
@@ -87,7 +87,7 @@ def test_figures_of_other_rows_stay_out_of_the_summary(runs, chosen, images):
 def seeds(tmp_path_factory):
     """A folder of three seeds."""
     folder = tmp_path_factory.mktemp("seeds") / "many"
-    assert main(["run", "demo", *TINY, "--seeds", "3", "--out", str(folder), "--quiet"]) == 0
+    assert main(["run", "demo", "--alone", *TINY, "--seeds", "3", "--out", str(folder), "--quiet"]) == 0
     return folder
 
 
@@ -97,7 +97,7 @@ def test_seeds_give_mean_and_deviation(seeds, capsys):
     means = [one["standard_accuracy"]["mean"] for one in alone]
     assert summary["runs"] == 3 and summary["standard_accuracy"]["mean"] == pytest.approx(np.mean(means))
     assert summary["standard_accuracy"]["mean_std"] == pytest.approx(np.std(means, ddof=1))
-    assert main(["run", "demo", *TINY, "--seeds", "3", "--out", str(seeds)]) == 2
+    assert main(["run", "demo", "--alone", *TINY, "--seeds", "3", "--out", str(seeds)]) == 2
     assert f"Go on with `hardy resume {seeds}`" in capsys.readouterr().err
 
 
@@ -113,7 +113,7 @@ def test_seeds_stopped_between_and_within_go_on(seeds, tmp_path, monkeypatch, ca
 
     one_round = loop._round
     monkeypatch.setattr(loop, "_round", stopping)
-    again = ["run", "demo", *TINY, "checkpoint.every=1", "--seeds", "3", "--out", str(folder), "--quiet"]
+    again = ["run", "demo", "--alone", *TINY, "checkpoint.every=1", "--seeds", "3", "--out", str(folder), "--quiet"]
     assert main(again) == 130
     assert "seed 0: accuracy " in capsys.readouterr().out and not (folder / "seed-2").exists()
     assert main(["evaluate", str(folder)]) == 2
@@ -166,7 +166,7 @@ def test_lists(capsys):
     assert main(["parts", "tiny_cnn"]) == 0
     assert "  width = 1 " in (shown := capsys.readouterr().out) and "shape" not in shown  # shape comes from the data
     assert main(["parts", "trimmed_men"]) == 2
-    assert "Did you mean 'trimmed_mean'?" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith("Did you mean 'trimmed_mean'? `hardy parts` lists them all.\n")
     assert main(["data"]) == 0
     assert "mini_digits" in capsys.readouterr().out
     assert main(["bench", "demo", "model.width=0.25"]) == 0
@@ -176,10 +176,10 @@ def test_lists(capsys):
 def test_usage_mistakes(capsys):
     for arguments in (
         ["run"],
-        ["run", "demo", "--oot", "x"],
+        ["run", "demo", "--alone", "--oot", "x"],
         ["fly"],
-        ["run", "demo", "--seeds", "x"],
-        ["run", "demo", "--seeds=0"],
+        ["run", "demo", "--alone", "--seeds", "x"],
+        ["run", "demo", "--alone", "--seeds=0"],
     ):
         with pytest.raises(SystemExit) as stopped:
             main(arguments)
@@ -189,8 +189,14 @@ def test_usage_mistakes(capsys):
 def test_a_mistyped_word_gets_the_nearest_one(capsys):
     for arguments, message in (
         (["rum"], "hardy: unknown command 'rum'. Did you mean 'run'? Known: bench, "),
-        (["run", "demo", "--oot", "x"], "hardy run: unknown option '--oot'. Did you mean '--out'? Known: --data, "),
-        (["run", "demo", "--engine=vectorized"], "hardy run: unknown value 'vectorized'. Did you mean 'vectorised'?"),
+        (
+            ["run", "demo", "--alone", "--oot", "x"],
+            "hardy run: unknown option '--oot'. Did you mean '--out'? Known: --alone, --data, ",
+        ),
+        (
+            ["run", "demo", "--alone", "--engine=vectorized"],
+            "hardy run: unknown value 'vectorized'. Did you mean 'vectorised'?",
+        ),
         (["deploy", "certificate", "x"], "hardy deploy: unknown command 'certificate'. Did you mean 'certificates'?"),
     ):
         with pytest.raises(SystemExit):
@@ -205,7 +211,7 @@ def test_a_word_of_another_library_gets_the_word_of_this_one(capsys):
         ("training.batch_size=8", "batch"),
         ("optimizer=sgd", "optimiser"),
     ):
-        assert main(["run", "demo", override]) == 2
+        assert main(["run", "demo", "--alone", override]) == 2
         assert f"Did you mean {word!r}?" in capsys.readouterr().err
 
 
@@ -236,7 +242,7 @@ def test_out_of_memory_is_one_line(error, monkeypatch, capsys):
         raise error
 
     monkeypatch.setattr(run_command, "COMMAND", replace(run_command.COMMAND, call=full))
-    assert main(["run", "demo"]) == 2
+    assert main(["run", "demo", "--alone"]) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("hardy: out of memory") and "smaller batch" in shown and shown.count("\n") == 1
 
@@ -244,7 +250,7 @@ def test_out_of_memory_is_one_line(error, monkeypatch, capsys):
 def test_a_name_never_leads_out_of_the_folder(tmp_path, monkeypatch, capsys):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    assert main(["run", "demo", "name=../../evil"]) == 2
+    assert main(["run", "demo", "--alone", "name=../../evil"]) == 2
     assert "name is '../../evil'; it names a folder in runs/" in capsys.readouterr().err
     assert [path.name for path in tmp_path.rglob("*")] == ["here"]
 

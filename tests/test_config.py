@@ -122,6 +122,12 @@ def test_overrides_reach_nested_parts():
     assert config.method(chosen).objective.strength == 0.5
 
 
+@pytest.mark.parametrize("override", ["evaluation.metrics=[auroc,ece]", "data.source={name=t.csv,drop=[id]}"])
+def test_quotes_that_the_shell_took_are_missed(override):
+    with pytest.raises(HardyError, match=r"is not valid TOML: .*write the whole in single ones, such as '"):
+        config.parse("rounds = 1", [override])
+
+
 def test_a_part_takes_the_place_of_a_papers_own():
     chosen = config.parse(
         """

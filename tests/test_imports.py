@@ -76,6 +76,8 @@ def test_every_part_says_what_its_options_are():
 
     for kind, parts in PARTS.items():
         for name, factory in parts.items():
+            if not factory.__module__.startswith("hardy."):  # another test's own
+                continue
             words = argument_docs(factory)
             for option in inspect.signature(factory).parameters:
                 assert len(words.get(option, "")) > 5, f"{kind} {name}: {option}: {words.get(option)!r}"

@@ -15,6 +15,7 @@ import hardy
 from conftest import experiment, federation
 from hardy import config, user_code
 from hardy.cli import main
+from hardy.core.json_files import write_sealed
 from hardy.errors import HardyError
 from hardy.flower.node import Given, Node
 from hardy.models import tiny_cnn
@@ -238,7 +239,8 @@ def test_a_sweep_over_code_of_ones_own_goes_on_elsewhere(study, tmp_path, monkey
     record = json.loads((out / "sweep.json").read_text())
     for row in record["settings"]:
         del row["validation_accuracy"]
-    (out / "sweep.json").write_text(json.dumps(record))
+    del record["sha256"]
+    write_sealed(out / "sweep.json", record)
     (out / "setting-1" / "config.toml").unlink()  # as if it had not begun
     shutil.rmtree(out / "setting-1" / "checkpoint")
     another_process(monkeypatch)
@@ -257,14 +259,12 @@ def test_a_strangers_folder_of_runs_runs_no_code(study, tmp_path, monkeypatch, c
     first.mkdir(parents=True)
     (first / "experiment.toml").write_text(f'method = "{study}/evil.py:mine"\nrounds = 1\n')
     setting = {"folder": "setting-1", "overrides": [f"method={study}/evil.py:mine"]}
-    (out / f"{kind}.json").write_text(
-        json.dumps({"seeds": [0, 1]} if kind == "seeds" else {"seeds": 1, "settings": [setting]})
-    )
+    write_sealed(out / f"{kind}.json", {"seeds": [0, 1]} if kind == "seeds" else {"seeds": 1, "settings": [setting]})
     assert main(["resume", str(out), "--quiet"]) == 2
     assert "is not imported. A run folder may come from anybody" in capsys.readouterr().err
     assert not mark.exists()
     if kind == "sweep":
-        (out / "sweep.json").write_text(json.dumps({"seeds": 1, "settings": [{**setting, "folder": "../elsewhere"}]}))
+        write_sealed(out / "sweep.json", {"seeds": 1, "settings": [{**setting, "folder": "../elsewhere"}]})
         assert main(["resume", str(out), "--quiet"]) == 2
         assert "cannot read" in capsys.readouterr().err
 
@@ -330,6 +330,29 @@ def test_metrics_shifts_and_capacities_of_ones_own(study, tmp_path, monkeypatch)
     told = json.loads((tmp_path / "run" / "evaluation.json").read_text())["metrics"]
     (found,) = told.values()
     assert found["by_client"] == pytest.approx(shares)
+
+
+def test_plain_functions_are_metrics_and_callbacks(study, tmp_path, monkeypatch, capsys):
+    (study / "own.py").write_text(
+        "def first(logits, labels):\n    return (labels == 0).double().mean()\n\n\n"
+        "def second(logits, labels):\n    return (labels == 1).double().mean()\n\n\n"
+        "def enough(run, line):\n    return line['round'] == 2\n\n\n"
+        "def three(one, two, more):\n    return 1\n"
+    )
+    monkeypatch.chdir(study)
+    short = ["rounds=4", "data.limit=40", "training.steps=1", "engine.device=cpu", 'callbacks=["own.py:enough"]']
+    words = ["run", "demo", *short, 'evaluation.metrics=["own.py:first"]', "--out", "run", "--quiet"]
+    assert main(words) == 0
+    saved = config.read("run/config.toml")
+    assert config.parse(saved.to_toml(), allow=user_code.USER) == saved
+    run = hardy.load("run")
+    assert run.state.round == 2 and run.summary()["stopped"] == "callback 'enough' asked for it"
+    assert 0 < run.summary()["metrics"]["first"]["mean"] < 1
+    another_process(monkeypatch)
+    words = ["evaluate", "run", "--metrics", "own.py:second", "--no-checks", "--quiet"]
+    assert main(words) == 0 and "second" in capsys.readouterr().out
+    assert main(["run", "demo", 'evaluation.metrics=["own.py:three"]']) == 2
+    assert "evaluation.metrics[0] needs a value for 'one'" in capsys.readouterr().err
 
 
 # Nodes
@@ -413,10 +436,21 @@ def test_mistakes(study, tmp_path, capsys, change, message):
     assert said.count("\n") == 1 and "Traceback" not in said
 
 
+def test_parts_of_ones_own_are_described(study, monkeypatch, capsys):
+    monkeypatch.chdir(study)
+    assert main(["parts", "mine.py:Focal"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("mine.py:Focal\n\nCross-entropy in which sure answers count less.") and "gamma = 2" in said
+    assert main(["parts", "mine.py:mine"]) == 0 and "gamma = 1" in capsys.readouterr().out
+    assert main(["parts", "mine.py:Focl"]) == 2 and "Did you mean 'Focal'?" in capsys.readouterr().err
+
+
 def test_imports_give_parts_their_names(study, tmp_path, monkeypatch):
     monkeypatch.chdir(study)
     words = ["rounds=1", "training.steps=1", "data.limit=20", "engine.device=cpu", "method.objective=focal"]
-    assert main(["run", "demo", *words, "--import", "mine.py", "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    assert (
+        main(["run", "demo", "--alone", *words, "--import", "mine.py", "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    )
     saved = config.read(tmp_path / "run" / "config.toml")
     assert saved.imports == (str(study / "mine.py"),)
     assert hardy.load(tmp_path / "run").engine.plan.method.objective.gamma == 2

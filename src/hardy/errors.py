@@ -41,14 +41,18 @@ class HardyError(Exception):
     """A mistake the user can mend: one message with the value, the limit and the remedy. The CLI exits with 2."""
 
 
-def unknown(kind: str, value: object, allowed: Iterable[str], *, elsewhere: Iterable[str] = ()) -> HardyError:
-    """An unknown name, with the nearest known one; `elsewhere` are keys of other tables, such as training.rate."""
+def unknown(
+    kind: str, value: object, allowed: Iterable[str], *, elsewhere: Iterable[str] = (), listed_by: str = ""
+) -> HardyError:
+    """An unknown name, with the nearest known one; `elsewhere` are keys of other tables, such as training.rate. Names
+    too many for a message are listed by a command."""
     names, word = sorted(allowed), str(value)
     meant = {word, _SYNONYMS.get(word, word)}
     same = [*sorted(meant & set(names)), *(key for key in elsewhere if key.rpartition(".")[2] in meant)]
     near = same or get_close_matches(word, names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return HardyError(f"unknown {kind} {value!r}.{hint} Known: {', '.join(names) or 'none'}.")
+    known = f"`{listed_by}` lists them all" if listed_by else f"Known: {', '.join(names) or 'none'}"
+    return HardyError(f"unknown {kind} {value!r}.{hint} {known}.")
 
 
 def printable(text: object, most: int = 100) -> str:

@@ -1,6 +1,7 @@
 """Part name -> constructor. A part registers where it is written; configuration and laws read it from here. Names of
 code from outside (`module:name`) lead there too."""
 
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -14,6 +15,8 @@ PARTS: dict[str, dict[str, Callable[..., Any]]] = {}
 _NAMES: dict[Callable[..., Any], str] = {}
 _REFERENCES: dict[Callable[..., Any], str] = {}
 """constructor from outside -> the `module:name` it was found by"""
+OF_FUNCTION: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {}
+"""kind of part -> what makes one of a plain function of a user's own, such as a metric of (logits, labels)"""
 KINDS: dict[type, str] = {}
 """Protocol class of a kind of part -> its name: an argument of that type is itself a part."""
 
@@ -64,6 +67,16 @@ def find(of: str, name: object) -> Callable[..., Any]:
         raise unknown(of, name, [*known, *(name for kind, name in user_code.plugins() if kind == of)])
     if not callable(found):
         raise HardyError(f"{name} is {found!r}; it must be a function or a class that makes a {of}.")
+    if of in OF_FUNCTION and _takes_two(found):
+        found = OF_FUNCTION[of](found)
     if text:
         _REFERENCES[found] = text
     return found
+
+
+def _takes_two(found: Callable[..., Any]) -> bool:
+    """Whether it is a function that cannot be called without two arguments by place, so it is no factory."""
+    if not inspect.isfunction(found):
+        return False
+    given = inspect.signature(found).parameters.values()
+    return sum(p.kind is not p.KEYWORD_ONLY and p.default is p.empty for p in given) == 2

@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, stack_module_state
 from torch.nn import functional as F
 
 from hardy.attacks import autoattack  # noqa: F401  (fills the registry)
-from hardy.attacks.affine import affine, affine_shift
+from hardy.attacks.affine import affine, affine_shift, affine_worst
 from hardy.attacks.balls import length, random_start
 from hardy.attacks.base import margin
 from hardy.attacks.gradient import cw, fgsm, mim, pgd
@@ -39,7 +39,7 @@ BALLED = [
     pytest.param(name, ball, id=f"{name}-{ball}")
     for name, factory in sorted(PARTS["attack"].items())
     for ball in ("linf", "l2")
-    if name != "affine" and (ball == "linf" or any(f.name == "ball" for f in dataclasses.fields(factory)))
+    if not name.startswith("affine") and (ball == "linf" or any(f.name == "ball" for f in dataclasses.fields(factory)))
 ]
 VARIANTS = {
     **{f"{name.values[0]}-{name.values[1]}": small(name.values[0], ball=name.values[1]) for name in BALLED},
@@ -47,6 +47,8 @@ VARIANTS = {
     "kl": pgd(steps=2, loss="kl", start="normal"),
     "margin": pgd(steps=2, loss="margin", start="none"),
     "affine": affine(steps=2),
+    "affine-cross-entropy": affine(steps=2, loss="cross_entropy"),
+    "affine-worst": affine_worst(steps=2),
     "affine-channel": affine(steps=2, form="channel", clip=True),
     "affine-diagonal": affine(steps=2, form="diagonal"),
 }
@@ -303,6 +305,75 @@ def test_an_affine_shift_is_not_spent_on_images_that_are_lost():
     for as_published, right in ((True, 3), (False, 0)):
         attack = affine(rotation_radius=0.0, shift_radius=0.3, as_published=as_published)
         assert (forward(attack.perturb(forward, x, y, KEY)).argmax(1) == y).sum() == right
+
+
+def _linear(size, classes=4):
+    weight = random.normal(KEY, (size, classes), torch.float64)
+    return lambda z: 3 * z.flatten(1) @ weight
+
+
+@pytest.mark.parametrize(("centre", "length"), [(0.0, 1), (0.5, 2)])
+def test_the_published_steps_are_the_authors_in_their_range_of_pixels(centre, length):
+    """Their ascent written anew, on images in [0, 1] or [-1, 1]: 0.05 times the gradient for both Λ and δ."""
+    x, y = images(30)
+    x = x[:, :, :3, :3]
+    forward, theirs = _linear(9), (x - centre) * length
+    matrix, offset = torch.eye(9, dtype=x.dtype), torch.zeros(1, 9, dtype=x.dtype)
+    for _ in range(5):
+        matrix, offset = matrix.requires_grad_(), offset.requires_grad_()
+        seen = (theirs.flatten(1) @ matrix + offset) / length + centre
+        turn, push = torch.autograd.grad(F.cross_entropy(forward(seen), y), (matrix, offset))
+        away, offset = matrix.detach() + 0.05 * turn - torch.eye(9), offset.detach() + 0.05 * push
+        matrix = torch.eye(9, dtype=x.dtype) + away * min(1.0, 0.06 / away.norm())
+        offset = offset * min(1.0, 0.05 * length / offset.norm())
+    attack = affine(rotation_radius=0.06, shift_radius=0.05, steps=5, as_published=True, centre=centre)
+    found = attack.find(forward, x, y, KEY)
+    assert (matrix - torch.eye(9)).norm() > 0.03 and offset.norm() > 0.01  # they have moved
+    torch.testing.assert_close(found[0], matrix.detach())
+    torch.testing.assert_close(found[1].flatten(), offset.detach().flatten() / length)
+
+
+def test_normalised_ascent_of_the_cross_entropy():
+    """Its steps are a tenth of the radius, and it finds a greater loss than the other ascent."""
+    x, y = images(40)
+    forward = _linear(64)
+    found = {
+        loss: F.cross_entropy(
+            forward(affine(rotation_radius=0.3, shift_radius=0.3, loss=loss).perturb(forward, x, y, KEY)), y
+        )
+        for loss in ("error", "cross_entropy")
+    }
+    assert found["cross_entropy"] > found["error"] > F.cross_entropy(forward(x), y)
+    one = affine(rotation_radius=0.3, shift_radius=0.5, steps=1, loss="cross_entropy")
+    matrix, offset = one.find(forward, x, y, KEY)
+    assert (matrix - torch.eye(64)).norm() == pytest.approx(0.03) and offset.norm() == pytest.approx(0.05)
+
+
+def test_the_worst_affine_shift_is_taken_image_by_image():
+    x, y = images(200)
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=x.dtype)
+    x, model = (x + 0.3 * noise).clamp(0, 1), trained_net(0)
+    radii = {"rotation_radius": 0.1, "shift_radius": 0.3, "steps": 10}
+    single = [affine(**radii, **more) for more in ({}, {"loss": "cross_entropy"}, {"as_published": True})]
+    with torch.no_grad():
+        right = torch.stack(
+            [model(x).argmax(1) == y, *(model(a.perturb(model, x, y, KEY)).argmax(1) == y for a in single)]
+        )
+        worst = model(affine_worst(**radii).perturb(model, x, y, KEY)).argmax(1) == y
+    assert torch.equal(worst, right.all(0))
+    assert worst.sum() < right.sum(1).min()  # no single shift does it
+    assert parse_threat("affine-worst-10@0.1,0.3").attack == affine_worst(**radii)
+
+
+@pytest.mark.parametrize("make", [lambda: affine(as_published=True, centre=0.3), lambda: affine_worst(centre=0.3)])
+def test_published_steps_have_two_centres(make):
+    with pytest.raises(HardyError, match=r"authors' pixels are in \[0, 1\] \(centre 0\) or \[-1, 1\] \(centre 0.5\)"):
+        make()
+
+
+def test_published_steps_climb_one_loss():
+    with pytest.raises(HardyError, match="loss=cross_entropy has no effect"):
+        parse_threat("affine@0.4,1,as_published=true,loss=cross_entropy")
 
 
 def test_a_full_affine_of_a_big_image_is_refused():

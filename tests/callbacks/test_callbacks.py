@@ -128,6 +128,16 @@ def decide(values, every=1, higher=True, **options):
     return None
 
 
+def test_early_stopping_looks_at_robust_accuracy_where_it_chooses_the_best_round():
+    choice = SimpleNamespace(metrics=[], select="pgd-2", select_metric=None)
+    run = SimpleNamespace(experiment=SimpleNamespace(evaluation=choice), history=[])
+    with pytest.raises(Stop, match=r"validation accuracy under pgd-2 has not been better than 0\.5, of round 1"):
+        for at in range(1, 9):  # the clean accuracy rises all the time
+            run.history.append({"round": at, "validation_accuracy/mean": at / 10, "selection_accuracy/mean": 0.5})
+            early_stopping(patience=3).on_round(run, {"round": at})
+    assert len(run.history) == 4
+
+
 def test_when_early_stopping_stops():
     assert decide([1, 2, 3, 3, 3, 3], patience=2) == 5
     assert decide([3, 2, 1, 1, 1], patience=2, higher=False) == 5

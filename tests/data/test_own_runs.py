@@ -36,7 +36,9 @@ def hospitals(tmp_path_factory):
     """A run on three sites, one of them with one scan, in a folder of its own."""
     folder = tmp_path_factory.mktemp("hospitals")
     write_sites(folder / "sites", {"north": 12, "south": 8, "tiny": 1})
-    assert main(["run", "demo", f"data.source={folder / 'sites'}", *SHORT, "--out", str(folder / "run")]) == 0
+    assert (
+        main(["run", "demo", "--alone", f"data.source={folder / 'sites'}", *SHORT, "--out", str(folder / "run")]) == 0
+    )
     return folder
 
 
@@ -88,7 +90,7 @@ def test_a_named_folder_of_data_is_remembered(tmp_path, monkeypatch, capsys):
     np.savez(tmp_path / "store/mnist.npz", x_train=x, y_train=y, x_test=x[:10], y_test=y[:10])
     monkeypatch.delenv("HARDY_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
-    assert main(["run", "demo", "data.source=mnist", *SHORT, "--out", "run", "--data", "store"]) == 0
+    assert main(["run", "demo", "--alone", "data.source=mnist", *SHORT, "--out", "run", "--data", "store"]) == 0
     assert hardy.load("run").experiment.data.folder == str(tmp_path / "store")
     (tmp_path / "store").rename(tmp_path / "elsewhere")
     capsys.readouterr()

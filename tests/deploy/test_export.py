@@ -109,6 +109,31 @@ def test_the_export_answers_as_the_network_does(run, manifest):
     assert all(0 <= row["standard_accuracy"]["mean"] <= 1 for row in held["settings"])
 
 
+def test_clients_with_networks_of_their_own_are_named():
+    message = r"norm 'Local' gives every client a network of its own; choose one of the \d+ \(client=0, or --client 0\)"
+    with pytest.raises(HardyError, match=message):
+        fit(papers.fedbn(), rounds=1).customise()
+
+
+def test_one_network_is_one_file_under_the_name_given(tmp_path):
+    """Of feature vectors here; `hardy evaluate` takes the name too."""
+    rng = np.random.default_rng(0)
+    y = np.arange(60) % 3
+    x = rng.normal(size=(60, 4)) + 2 * y[:, None]
+    run = hardy.fit(
+        rounds=1, method="fedavg", model="mlp", data=(x, y), quiet=True, engine={"device": "cpu"}, training={"steps": 4}
+    )
+    manifest = run.export(tmp_path / "net.onnx")
+    assert {path.name for path in tmp_path.iterdir()} == {"net.onnx", "net.json"} and manifest.name == "net.json"
+    logits = OnnxPredictor(tmp_path / "net.onnx")(x)
+    wanted = run.module()(torch.from_numpy(x).float()).detach().numpy()
+    np.testing.assert_allclose(logits, wanted, atol=1e-4)
+    found = hardy.evaluate(tmp_path / "net.onnx", (x, y), metrics="auroc")
+    assert found["standard_accuracy"]["mean"] == (wanted.argmax(1) == y).mean()
+    with pytest.raises(HardyError, match=r"inputs are \[2, 5\]; they must be \[N, 4\]"):
+        OnnxPredictor(manifest)(x[:2, [0, 1, 2, 3, 3]])
+
+
 def test_a_missing_or_altered_base_and_a_setting_out_of_range_are_refused(manifest):
     served = OnnxPredictor(manifest, width=0.25)
     for wrong, message in (
@@ -137,7 +162,7 @@ def test_from_the_command_line(tmp_path, capsys):
     folder = tmp_path / "run"
     words = ["method={name='split_mix',width=0.5}", "model={name='tiny_cnn',width=0.5}", "data.capacity=exponential"]
     quick = ["rounds=1", "training.steps=1", "data.limit=40", "data.capacity={name='groups',widths=[0.5,1]}"]
-    assert main(["run", "demo", *words[:2], *quick, "--out", str(folder), "--device", "cpu", "--quiet"]) == 0
+    assert main(["run", "demo", "--alone", *words[:2], *quick, "--out", str(folder), "--device", "cpu", "--quiet"]) == 0
     assert main(["export", str(folder), "--out", str(tmp_path / "m.onnx")]) == 0
     run = hardy.load(folder)
     x = torch.rand(3, *run.engine.data.shape)

@@ -1,16 +1,19 @@
 """A stranger gets nowhere: against a real SuperLink behind its proxy, and real SuperNodes."""
 
 import contextlib
+import datetime
 import http.client
 import json
 import os
 import shutil
 import socket
 import ssl
+import stat
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,15 +28,16 @@ from flwr.proto.node_pb2 import Node
 
 from hardy.flower import proxy as proxies
 from hardy.flower.audit import Audit
-from hardy.flower.certificates import certificates, load_keys
+from hardy.flower.certificates import Keys, certificates, load_keys, site_secret
 from hardy.flower.deployment import check_connection
 from hardy.flower.local import ask_flower, site
 from hardy.flower.loopback import same_account
 from hardy.flower.processes import descendants
-from hardy.flower.proxy import NodeProxy, Refused
+from hardy.flower.proxy import NodeProxy, Refused, ServerProxy
 
 pytestmark = pytest.mark.timeout(600)
 PROTOBUF = {"content-type": "application/protobuf", "accept": "application/protobuf"}
+MINE = "a secret that only the site's own state folder holds"
 CONTROL = ("/v1/control/start-run", "/v1/control/list-runs", "/v1/control/register-node", "/v1/control/list-nodes")
 RUNTIME = ("/v1/runtime/acquire-task", "/v1/runtime/pull-task-input", "/docs", "/openapi.json", "/v1/responses")
 
@@ -53,21 +57,21 @@ def node_keys(place, number=0):
 
 
 @contextlib.contextmanager
-def nodes_end(place, keys, agreed=(), audit=None):
-    made = NodeProxy(keys, ("127.0.0.1", place.port), agreed, audit or Audit(None))
+def nodes_end(place, keys, agreed=(), audit=None, secret=MINE):
+    made = NodeProxy(keys, ("127.0.0.1", place.port), agreed, audit or Audit(None), secret)
     try:
         yield made
     finally:
         made.server_close()
 
 
-def ask(place, path, context, body=b"", source="127.0.0.1", method="POST"):
+def ask(place, path, context, body=b"", source="127.0.0.1", method="POST", secret=MINE):
     """The status of an answer, or the error that there was none."""
     connection = http.client.HTTPSConnection("127.0.0.1", place.port, timeout=20, context=context)
     connection.source_address = (source, 0)
     with contextlib.closing(connection):
         try:
-            connection.request(method, path, body, PROTOBUF)
+            connection.request(method, path, body, {**PROTOBUF, proxies.SECRET: secret})
             return connection.getresponse().status
         except (OSError, http.client.HTTPException) as error:
             return type(error).__name__
@@ -128,7 +132,35 @@ def test_a_node_cannot_speak_for_another(place):
     assert "node-0 sends a message in another's name" in said(place)
 
 
-def test_a_stolen_key_is_of_no_use_while_its_owner_is_there_or_once_it_is_struck_off(place, monkeypatch):
+def test_stolen_keys_are_of_no_use_without_the_sites_own_secret(place, tmp_path):
+    """The thief has the whole folder node-1, the address and the experiment; the site may be away or not."""
+    context = node_keys(place, 1).context()
+    assert ask(place, proxies.CLOCK, context) == 200  # the site was here before
+    for secret in ("", "short", "x" * 64):
+        for path in (*sorted(proxies.FLEET), proxies.CLOCK):
+            assert ask(place, path, context, secret=secret) == 403, path
+    assert "node-1 shows no secret of its site" in said(place)
+    assert "the certificate of node-1 belongs to a site with another --state folder" in said(place)
+    with (
+        nodes_end(place, node_keys(place, 1), secret=site_secret(tmp_path / "site-1.key")) as end,
+        pytest.raises(
+            HardyError, match=r"does not admit this node: the certificate of node-1 .*takes node-1 out of sites"
+        ),
+    ):
+        check_connection(end, end.upstream)
+    known = place.folder / "server" / "sites.json"
+    kept = json.loads(known.read_text())
+    assert MINE not in known.read_text() and stat.S_IMODE((tmp_path / "site-1.key").stat().st_mode) == 0o600
+    known.write_text(json.dumps({name: pair for name, pair in kept.items() if name != "node-1"}))
+    try:
+        assert ask(place, proxies.CLOCK, context, secret="the site lost its state folder, and has another") == 200
+        assert ask(place, proxies.CLOCK, context) == 403
+    finally:
+        known.write_text(json.dumps(kept))
+    assert ask(place, proxies.CLOCK, context) == 200
+
+
+def test_a_whole_site_that_was_copied_is_shut_out_while_the_site_is_there_or_once_it_is_struck_off(place):
     context = node_keys(place, 1).context()
     assert ask(place, proxies.CLOCK, context) == 200
     for path in ("/v1/fleet/register-node", "/v1/fleet/pull-messages", proxies.CLOCK):
@@ -146,6 +178,46 @@ def test_a_stolen_key_is_of_no_use_while_its_owner_is_there_or_once_it_is_struck
     key_alone = with_ca_only(place)  # node.key without node.pem
     with pytest.raises(ssl.SSLError):
         key_alone.load_cert_chain(place.folder / "keys" / "node-0" / "node.pem", keys.file("key"))
+
+
+def test_the_secret_goes_no_further_than_the_servers_end(place, monkeypatch):
+    """It is shown to the server's end on every request, and Flower does not see it."""
+    passed = []
+    monkeypatch.setattr(http.client.HTTPConnection, "request", lambda *words: passed.append(words[-1]))
+    monkeypatch.setattr(
+        http.client.HTTPConnection, "getresponse", lambda self: SimpleNamespace(status=1, getheaders=dict, read=bytes)
+    )
+    question = proxies.HttpRequest(
+        "/v1/fleet/get-run", {"Hardy-Site": "forged", "a": "b"}, b"", proxies.Peer(None, "", 1)
+    )
+    with nodes_end(place, node_keys(place)) as end:
+        end.forward(question)
+    place.proxies["superlink"].forward(question)
+    assert passed == [{"a": "b", proxies.SECRET: MINE}, {"a": "b"}]
+
+
+@pytest.mark.parametrize("off", [-9, 2], ids=["expired", "not yet"])
+def test_certificates_out_of_their_time_make_no_connection(place, tmp_path, monkeypatch, off):
+    """Also those of a peer that does not look at its own."""
+    then = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=off)
+    clock = SimpleNamespace(datetime=SimpleNamespace(now=lambda zone: then), timedelta=datetime.timedelta, UTC=None)
+    with monkeypatch.context() as patch:
+        patch.setattr("hardy.flower.certificates.datetime", clock)
+        certificates(tmp_path / "keys", hosts=["127.0.0.1"], nodes=1, days=7)
+    with pytest.raises(HardyError, match="expired on" if off < 0 else "is valid from"):
+        load_keys(tmp_path / "keys" / "server", "server")
+    keys = [
+        Keys(tmp_path / "keys" / party, party.partition("-")[0], number)
+        for party, number in (("server", None), ("node-0", 0))
+    ]
+    with ServerProxy(("127.0.0.1", 0), keys[0], place.control, tmp_path / "nodes.json") as server:
+        port = server.start()
+        with nodes_end(SimpleNamespace(port=port), keys[1]) as end, pytest.raises(HardyError, match="certificate"):
+            check_connection(end, end.upstream)
+        context = keys[1].context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        assert isinstance(ask(SimpleNamespace(port=port), proxies.CLOCK, context), str)  # the server looks as well
+        server.shutdown()
 
 
 def test_clocks_that_differ_are_refused(place, monkeypatch):

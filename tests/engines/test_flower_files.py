@@ -3,7 +3,9 @@
 import datetime
 import shutil
 import stat
+import time
 import tomllib
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +17,9 @@ pytest.importorskip("flwr", reason="the flower extra is not installed")
 
 from cryptography import x509
 
+from hardy.flower import local
 from hardy.flower.app_folder import BUNDLE, build_app, describe_app, read_app
+from hardy.flower.apps import note, outcome
 from hardy.flower.certificates import certificates, load_keys
 from hardy.flower.settings import read_settings
 
@@ -137,3 +141,31 @@ def test_settings_of_a_node_are_checked():
         read_settings(["clases=10"])
     with pytest.raises(HardyError, match="it must be one word or one number"):
         read_settings(["data=[1]"])
+
+
+def test_a_question_that_is_not_answered_does_not_end_a_run(tmp_path, monkeypatch):
+    """On a busy machine Flower's command line takes minutes; a server that is gone never answers."""
+    monkeypatch.setattr(local, "_LOOK", 0.0)
+    monkeypatch.setattr(local, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: None))
+    asked = []
+
+    def status():
+        asked.append(len(asked))
+        if len(asked) == 4:
+            note(tmp_path, run="7", error=None)
+        if len(asked) in (1, 2, 4):
+            raise HardyError("flwr list has not answered")
+        return "running"
+
+    local.follow(tmp_path, "7", 1, status=status)
+    asked.clear()
+
+    def unanswered():
+        asked.append(0)
+        raise HardyError("flwr list has not answered")
+
+    with pytest.raises(HardyError, match="has not answered"):
+        local.follow(tmp_path, "8", 1, status=unanswered)
+    assert len(asked) == 3
+    (tmp_path / ".outcome.json").write_text("[" * 100_000)
+    assert outcome(tmp_path, "7") is None

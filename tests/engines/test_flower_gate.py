@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 import tracemalloc
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ import torch
 
 from conftest import assert_close, experiment
 from hardy import papers
+from hardy.callbacks import early_stopping
 from hardy.config import NetworkChoice
 from hardy.core.admission import Admission
 from hardy.core.training import Training
@@ -22,7 +22,7 @@ from hardy.faults.injection import Faults
 pytest.importorskip("flwr", reason="the flower extra is not installed")
 
 from flwr.app import Array
-from test_flower import FLOWER, Grid, fit, grid_of, run_over
+from test_flower import FLOWER, Grid, fit, grid_of, in_one_process, run_over
 
 from hardy.flower import wire
 from hardy.flower.limits import PIECE, ReplyMeter, ReplyTooLarge
@@ -30,10 +30,8 @@ from hardy.runs.profiles import Profile, placeholder_federation
 
 
 @pytest.fixture(autouse=True)
-def _state(tmp_path, monkeypatch):
-    monkeypatch.setattr(Grid, "state", tmp_path / "nodes")
-    monkeypatch.setattr("hardy.flower.membership.PAUSE", 0.001)
-    monkeypatch.setattr("hardy.flower.network_engine.PAUSE", 0.001)
+def clock(tmp_path, monkeypatch):
+    return in_one_process(tmp_path, monkeypatch)
 
 
 def late(grid, seed):
@@ -51,11 +49,13 @@ def late(grid, seed):
 
 
 def test_the_order_of_arrival_changes_no_bit():
-    method, short = papers.fedavg(), Training(rate=0.1, batch=4)
-    patient = NetworkChoice(clients=4, deadline=60.0)
-    first = run_over(grid_of(method), method, rounds=2, training=short)
-    for seed in range(10):
-        again = run_over(late(grid_of(method), seed), method, rounds=2, training=short, network=patient)
+    """Ten runs over real processes: test_flower_deployed.py."""
+    method, options = papers.fedavg(), {"rounds": 1, "training": Training(rate=0.1, batch=4)}
+    options["network"] = NetworkChoice(clients=4, deadline=60.0)
+    apps = list(grid_of(method).apps.values())
+    first = run_over(Grid(apps), method, **options)
+    for seed in range(6):
+        again = run_over(late(Grid(apps), seed), method, **options)
         for name, tensor in first.state.shared.items():
             assert torch.equal(tensor, again.state.shared[name]), (seed, name)
 
@@ -95,11 +95,23 @@ def test_claimed_rows_cost_no_memory_and_no_more_than_half_the_weight():
     assert placeholder_federation([huge]).clients[0].train.strides == (0,)
 
 
-def test_too_many_rows_are_one_refusal(caplog):
-    grid = introduced(grid_of(papers.fedavg()), 101, train=10**9)
+@pytest.mark.parametrize("rows", [10**8, 10**9])
+def test_too_many_rows_are_one_refusal(rows, caplog):
+    grid = introduced(grid_of(papers.fedavg()), 101, train=rows)
     with pytest.raises(HardyError, match=r"clients \[1\] did not register"):
-        run_over(grid, papers.fedavg(), network=NetworkChoice(clients=4, patience=0.5))
-    assert "node 101 is refused: it says it holds 1000000000 rows, limit 10000000 (admission.most_rows)" in caplog.text
+        run_over(grid, papers.fedavg(), network=NetworkChoice(clients=4, patience=30.0))
+    assert f"node 101 is refused: it says it holds {rows} rows, limit 10000000 (admission.most_rows)" in caplog.text
+
+
+def test_a_million_claimed_rows_count_for_half(tmp_path):
+    """The aggregate is that of a client with as many rows as all others together."""
+    method = papers.fedavg()
+    lied = run_over(introduced(grid_of(method), 101, train=10**6), method, rounds=1)
+    honest = run_over(grid_of(method), method, rounds=1, admission=Admission(largest_share=1.0))
+    assert lied.state.shared.keys() == honest.state.shared.keys() and lied.server._largest_weight == 27
+    assert lied.figures.lost == {}  # the replies are honest, and each counts by rows that its client has trained on
+    for name, tensor in honest.state.shared.items():
+        assert torch.equal(tensor, lied.state.shared[name]), name
 
 
 def assert_without(run, client):
@@ -124,7 +136,7 @@ class _Away(Faults):
 def test_other_inputs_or_classes_are_one_refusal_and_the_run_goes_on(claims, node, caplog):
     """Also from the first client, which was the measure of all."""
     grid = introduced(grid_of(papers.fedavg()), node, **claims)
-    run = run_over(grid, papers.fedavg(), rounds=2, network=NetworkChoice(clients=4, patience=0.2))
+    run = run_over(grid, papers.fedavg(), rounds=2, network=NetworkChoice(clients=4, patience=30.0))
     assert f"node {node} is refused: it holds inputs" in caplog.text
     assert f"the run goes on without client {node - 100}" in caplog.text
     assert_without(run, node - 100)
@@ -133,9 +145,36 @@ def test_other_inputs_or_classes_are_one_refusal_and_the_run_goes_on(claims, nod
 def test_a_certified_client_that_claims_too_many_rows_is_done_without(caplog, monkeypatch):
     monkeypatch.setattr("hardy.flower.apps._certified", lambda: lambda: {n: 100 + n for n in range(4)})
     grid = introduced(grid_of(papers.fedavg()), 101, train=10**9)
-    run = run_over(grid, papers.fedavg(), rounds=2, network=NetworkChoice(clients=4, patience=0.2))
+    run = run_over(grid, papers.fedavg(), rounds=2, network=NetworkChoice(clients=4, patience=30.0))
     assert "the run goes on without client 1, which was refused: it says it holds 1000000000 rows" in caplog.text
     assert_without(run, 1)
+
+
+def test_nodes_without_a_certificate_are_not_even_greeted(monkeypatch):
+    """A site may register as many nodes as it likes: only the one that its certificate was last used by counts."""
+    monkeypatch.setattr("hardy.flower.apps._certified", lambda: lambda: {n: 100 + n for n in range(4)})
+    grid, asked = grid_of(papers.fedavg()), []
+    grid.apps |= dict.fromkeys(range(104, 110), grid.apps[100])
+    grid.contexts |= dict.fromkeys(range(104, 110), grid.contexts[100])
+    push = grid.push_messages
+    grid.push_messages = lambda messages: (asked.extend(m.metadata.dst_node_id for m in messages), push(messages))[1]
+    run_over(grid, papers.fedavg(), rounds=1, network=NetworkChoice(clients=4, deadline=60.0))
+    assert set(asked) == {100, 101, 102, 103}
+
+
+def test_one_that_boasts_does_not_end_a_run():
+    """The honest get better; by the mean with the liar's 1.0 the first round would be the best for good."""
+    grid = grid_of(papers.fedavg())
+
+    def boast(node, kind, reply):
+        said = reply.content.metric_records.get("accuracy", {})
+        for name in set(said) - {"round"}:
+            said[name] = float(said["round"] == 1) if node == 103 else 0.1 * said["round"]
+        return reply
+
+    grid.spoil = boast
+    run = run_over(grid, papers.fedavg(), rounds=3, callbacks=(early_stopping(patience=1),))
+    assert run.state.round == 3 and run.figures.stopped is None and run.figures.best["round"] == 3
 
 
 def oversize(reply):
@@ -187,7 +226,7 @@ def test_bytes_and_pieces_are_counted_while_they_are_fetched():
         link.PullObject(None)
 
 
-def test_a_silent_node_costs_one_deadline():
+def test_a_silent_node_costs_one_deadline(clock):
     """It is not asked to evaluate in the round in which it was silent."""
     method, asked = papers.fedavg(), []
     grid = grid_of(method)
@@ -195,14 +234,14 @@ def test_a_silent_node_costs_one_deadline():
 
     def pushed(messages):
         asked.extend((m.metadata.dst_node_id, m.metadata.message_type) for m in messages)
+        assert all(m.metadata.ttl >= 110 for m in messages)  # Flower keeps it until we have given it up
         return push(messages)
 
     grid.push_messages = pushed
     grid.spoil = lambda node, kind, reply: None if node == 101 and kind == "train" else reply
-    began = time.monotonic()
-    run_over(grid, method, rounds=1, network=NetworkChoice(clients=4, deadline=2.0))
+    run_over(grid, method, rounds=1, network=NetworkChoice(clients=4, deadline=50.0))
     assert (101, "train") in asked and (101, "evaluate") not in asked and (102, "evaluate") in asked
-    assert time.monotonic() - began > 2
+    assert 50 <= clock.now < 60
 
 
 def test_one_that_sends_1e17_over_the_network_is_refused(tmp_path):

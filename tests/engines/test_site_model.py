@@ -90,6 +90,11 @@ def test_the_exported_network_has_the_accuracy_that_the_node_measured(deployed, 
     capsys.readouterr()
     assert main(["site", "evaluate", "--state", str(folder / "state"), "--run", name, "--threats", "pgd-3"]) == 0
     assert f"{found.figures['test/pgd-3']:.1%}   (the node measured" in capsys.readouterr().out
+    words = ["site", "evaluate", "--state", str(folder / "state"), "--run", name, "--threats", "pgd-3"]
+    assert main([*words, "--metrics", "auroc"]) == 0
+    measured = found.evaluate(["pgd-3"], metrics="auroc")
+    said = capsys.readouterr().out
+    assert f"test/auroc {'':<13} {measured['test/auroc']:6.3f}\n" in said and "test/pgd-3/auroc" in said
     assert main(["site", "runs", "--state", str(folder / "state")]) == 0
     assert f"{name}  wards, client {number}, round 3" in capsys.readouterr().out
 

@@ -149,7 +149,7 @@ def test_the_command_line_shows_metrics(tmp_path, capsys):
     from hardy.cli import main
 
     asked = ["rounds=1", "data.limit=40", "engine.device=cpu", 'evaluation.metrics=["auroc"]']
-    assert main(["run", "demo", *asked, "--quiet", "--out", str(tmp_path / "run")]) == 0
+    assert main(["run", "demo", "--alone", *asked, "--quiet", "--out", str(tmp_path / "run")]) == 0
     assert "auroc   0." in capsys.readouterr().out
     words = ["evaluate", str(tmp_path / "run"), "--metrics", "ece,macro_f1", "--threats", "fgsm", "--no-checks"]
     assert main([*words, "--quiet", "--limit", "5"]) == 0

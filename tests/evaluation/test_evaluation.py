@@ -67,6 +67,30 @@ def test_a_common_shift_is_found_on_all_images_at_once(run):
         fit(papers.fedbn(), evaluation=EvaluationChoice(threats=("affine@0.5,1,common=true",)))
 
 
+def test_the_worst_shift_of_every_image_is_measured(run):
+    """As the run's threat, asked of the run, and of its network alone, which has no clients: the share of images that
+    withstand each attack and are right as they are."""
+    options = {"evaluation": EvaluationChoice(threats=("affine-worst-5@0.5,1,common=true",)), "rounds": 4}
+    one = fit(papers.fedavg(), **options)
+    served = ServedClients(one.engine, one.state, "test", Branches(), None)
+    text = "affine-worst-5@0.5,1,common=true"
+    right = [np.concatenate(served.standing())]
+    for name, attack in parse(text).attack.stages():
+        key = torch.tensor(0)
+        right.append(np.concatenate(served.right(served.attacked(attack, served.answers(), key))))
+        assert name in ("error", "cross_entropy", "as_published")
+    by_hand = np.all(right, axis=0)
+    found = evaluate(one, text, checks=False, quiet=True)["robust_accuracy"][text]
+    assert sum(found["by_client"][c] * len(rows) for c, rows in enumerate(served.rows)) == pytest.approx(by_hand.sum())
+    assert one.summary()["robust_accuracy"][text]["mean"] == found["mean"]
+    assert list(found["stages"]) == ["error", "cross_entropy", "as_published"]
+    assert by_hand.sum() < min(mask.sum() for mask in right[1:])
+    rows = one.engine.data
+    every = np.concatenate(served.rows)
+    alone = hardy.evaluate(one.module(), (rows.x_test[every][:, 0], rows.y_test[every]), text, checks=False)
+    assert alone["robust_accuracy"][text]["mean"] == pytest.approx(by_hand.mean(), abs=0.02)  # in float32
+
+
 @pytest.mark.parametrize("norm", [local(), batch(), batch(inference_statistics="batch")])
 def test_a_call_holds_no_more_points_than_it_may(norm, monkeypatch):
     """Of all clients in it, and all classes that an attack aims at; but a client normalised by its batch is not cut."""

@@ -9,7 +9,9 @@ import hardy
 def test_adversarial_training_is_robust_at_a_price():
     found = {}
     for method in ("fedavg", "fatavg", "fatbn"):
-        chosen = hardy.read("robust", [f"method={method}", "rounds=20", "evaluation.every=20"])
+        chosen = hardy.read(
+            "demo", [f"method={method}", "rounds=20", "evaluation.every=20", "evaluation.threats=['pgd-20']"]
+        )
         run = hardy.fit(chosen, quiet=True)
         found[method] = run.figures.latest["mean"], run.robust["pgd-20"]["mean"]
     clean, robust = found["fedavg"]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.func import grad
 
+import hardy
 from conftest import SHAPE, assert_close, everything, federation, fit, net
 from hardy import config, papers
 from hardy.config import EvaluationChoice
@@ -209,6 +210,31 @@ def test_shifts_never_leave_the_client(engine, monkeypatch):
 
 
 # composition
+
+
+def test_momentum_lives_between_rounds_of_one_step():
+    """Kept by SGD, or dampened in dsgd around the same objective at ten times the rate: the same steps, from TOML. Born
+    anew each round it is refused."""
+    data = federation(sizes=(10, 10, 10, 10))
+    fedrobust = "method = { name = 'fedrobust', norm = 'absent', step = 0.1 }"
+    shift = "{ name = 'shifted', step = 0.1 }"
+    dampened = f"method = {{ name = 'dsgd', momentum = 0.9, norm = 'absent', objective = {shift} }}"
+
+    def run(method, rate, optimiser=""):
+        text = f"rounds = 4\n{method}\n{optimiser}\n"
+        text += f"[training]\nsteps = 1\nbatch = 4\nrate = {rate}\n"
+        text += "[engine]\nname = 'sequential'\ndevice = 'cpu'\nprecision = 'float64'\n"
+        return hardy.fit(config.parse(text), model=net, data=data, quiet=True)
+
+    kept = "optimiser = { name = 'sgd', momentum = 0.9, kept = true }"
+    one, other, plain = run(fedrobust, 0.01, kept), run(dampened, 0.1), run(fedrobust, 0.01)
+    assert_close(one.state.shared, other.state.shared, 1e-9)
+    mine, theirs = ({n: t for n, t in r.engine.store.items() if n.startswith("shift.")} for r in (one, other))
+    assert mine["shift.matrix"].abs().sum() > 0
+    assert_close(mine, theirs, 1e-9)
+    assert max((plain.state.shared[n] - t).abs().max() for n, t in one.state.shared.items()) > 1e-4
+    with pytest.raises(HardyError, match="momentum is born anew each round, so it has no effect"):
+        run(fedrobust, 0.01, kept.replace(", kept = true", ""))
 
 
 def test_it_combines_with_other_parts():

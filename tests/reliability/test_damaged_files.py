@@ -3,6 +3,8 @@
 import json
 import random
 import shutil
+import subprocess
+import sys
 from contextlib import suppress
 
 import pytest
@@ -102,12 +104,14 @@ def test_rounds_sort_as_numbers(tmp_path):
     assert load_checkpoint(tmp_path)[0].server.round == 1_000_001
 
 
-@pytest.mark.parametrize("group", ["shared", "private"])
-def test_a_state_that_is_not_finite_is_neither_saved_nor_loaded(tmp_path, group):
+@pytest.mark.parametrize(("group", "whose"), [("shared", ""), ("private", " of client 0")])
+def test_a_state_that_is_not_finite_is_neither_saved_nor_loaded(tmp_path, group, whose):
     save_checkpoint(tmp_path, checkpoint(1))
     bad = checkpoint(2)
     (bad.server.shared["w"] if group == "shared" else bad.store["c_i"])[..., 0] = torch.nan
-    with pytest.raises(HardyError, match=rf"round 2 left {group}/.* not finite; it is not saved.*checkpoint is intact"):
+    with pytest.raises(
+        HardyError, match=rf"round 2 left {group}/.*{whose} with .* not finite; it is not saved.*checkpoint is intact"
+    ):
         save_checkpoint(tmp_path, bad)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("hardy.runs.checkpoint._finite", lambda value: True)
@@ -225,3 +229,16 @@ def test_evaluations_at_the_same_time_merge(tmp_path):
     for name in ("evaluation.json", "summary.json"):
         stored = json.loads((tmp_path / "run" / name).read_text())["robust_accuracy"]
         assert set(stored) == {"fgsm@0.1", "pgd-2@0.1"}, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_four_processes_evaluate_at_the_same_time(tmp_path, seeds):
+    few = ["rounds=1", "data.clients=1", "data.limit=20", "training.steps=1", "engine.device=cpu"]
+    assert main(["run", "demo", *few, "--seeds", str(seeds), "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    threats = ("fgsm@0.01", "fgsm@0.02", "fgsm@0.03", "fgsm@0.04")
+    words = [sys.executable, "-m", "hardy", "evaluate", str(tmp_path / "run"), "--no-checks", "--quiet", "--threats"]
+    running = [subprocess.Popen([*words, threat], stdout=subprocess.DEVNULL) for threat in threats]
+    assert [process.wait() for process in running] == [0] * 4
+    for name in ("evaluation.json", "summary.json"):
+        assert set(threats) == set(json.loads((tmp_path / "run" / name).read_text())["robust_accuracy"]), name

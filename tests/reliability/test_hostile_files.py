@@ -27,7 +27,9 @@ from hardy.cli import main
 from hardy.core.files import append, disk, write_atomic
 from hardy.core.json_files import read_json, read_sealed, sealed, write_sealed
 from hardy.data import readers
+from hardy.data.table_reader import table_columns
 from hardy.deploy import OnnxPredictor
+from hardy.deploy.onnx_file import open_onnx
 from hardy.deploy.onnx_runtime import _names_other_files
 from hardy.errors import HardyError
 from hardy.report.run_page import write_report
@@ -74,6 +76,22 @@ def test_no_folder_that_is_a_link_is_written_to(run, tmp_path, name):
     with pytest.raises(HardyError, match="is a link"):
         hardy.resume(run, **GIVEN, quiet=True)
     assert [path.name for path in (tmp_path / "outside").iterdir()] == ["attack me.png"]
+
+
+@pytest.mark.parametrize("kind", ["seeds", "sweep"])
+def test_no_folder_of_runs_leads_outside(tmp_path, kind, capsys):
+    """A run that was not begun would be written where the link leads."""
+    many, outside = tmp_path / "many", tmp_path / "outside"
+    many.mkdir()
+    outside.mkdir()
+    name = {"seeds": "seed-0", "sweep": "setting-1"}[kind]
+    (many / name).symlink_to(outside)
+    (many / "experiment.toml").write_text("rounds = 1\n")
+    settings = {"seeds": [0]} if kind == "seeds" else {"seeds": 1, "settings": [{"folder": name, "overrides": ["a=1"]}]}
+    write_sealed(many / f"{kind}.json", settings)
+    assert main(["resume", str(many), "--quiet"]) == 2
+    assert f"{name} is a link; a run folder holds plain files" in capsys.readouterr().err
+    assert not list(outside.iterdir())
 
 
 def test_a_pipe_is_not_waited_for(run):
@@ -167,6 +185,32 @@ def zeros_mat(size: int) -> bytes:
 def test_small_files_do_not_unpack_to_all_memory(tmp_path, name, packed, read):
     with pytest.raises(HardyError, match=r"its [\d,]+ bytes unpack to more than 67,108,864"):
         read(bomb(tmp_path / name, packed))
+
+
+def test_small_tables_do_not_unpack_to_all_memory(tmp_path):
+    """A column of a table is as wide as its longest cell, and a Parquet file tells how often a value comes once."""
+    wide = tmp_path / "wide.csv"
+    wide.write_text("label,a\n" + "0,1\n" * 20_000 + "1," + "1" * 100_000 + "\n")
+    long = tmp_path / "long.parquet"
+    if parquet := _parquet():
+        pyarrow, write = parquet
+        write(pyarrow.table({"label": np.zeros(10**7, np.int64), "a": np.zeros(10**7)}), long)
+    for path in (wide, *([long] if parquet else [])):
+        assert path.stat().st_size < 500_000
+        with pytest.raises(HardyError, match=r"its [\d,]+ bytes unpack to more than 67,108,864"):
+            table_columns(path)
+    (tmp_path / "plain.csv").write_text("label,a\n" + "0,1\n" * 20_000)
+    assert table_columns(tmp_path / "plain.csv")["a"].shape == (20_000,)
+
+
+def _parquet():
+    """pyarrow and what writes a table, where they are installed."""
+    try:
+        import pyarrow
+        from pyarrow.parquet import write_table
+    except ImportError:
+        return None
+    return pyarrow, write_table
 
 
 def test_what_is_packed_as_data_are_is_read(tmp_path):
@@ -272,6 +316,18 @@ def test_onnx_files_that_take_tensors_from_other_files_are_refused(tmp_path, way
         OnnxPredictor(tmp_path / "m.json")
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_nor_are_those_that_come_without_a_manifest(tmp_path, way, capsys):
+    """`hardy evaluate model.onnx --data x.npz` takes files from anywhere."""
+    (tmp_path / "m.onnx").write_bytes(WAYS[way])
+    with pytest.raises(HardyError, match=r"m\.onnx takes tensors from other files \(external data\)"):
+        open_onnx(tmp_path / "m.onnx")
+    (tmp_path / "m.onnx").write_bytes(b"\x07" + b"\x1b[2J" * 9)
+    with pytest.raises(HardyError, match=r"m\.onnx is no ONNX file") as error:
+        open_onnx(tmp_path / "m.onnx")
+    assert "\x1b" not in str(error.value)
+
+
 def test_onnx_files_of_their_own_are_not_refused():
     inside = message(7, message(5, message(9, b"1234") + b"\x70\x00"))
     assert not _names_other_files(inside)
@@ -303,7 +359,8 @@ import resource, sys
 from hardy.cli import main
 import hardy.runs.api, hardy.cli.tables
 resource.setrlimit(resource.{limit}, ({value}, {value}))
-sys.exit(main(["run", "demo", "rounds=1", "data.limit=20", "evaluation.every=1", *{more!r}, "--out", {out!r}]))
+words = ["rounds=1", "data.limit=20", "evaluation.every=1", *{more!r}]
+sys.exit(main(["run", "demo", "--alone", *words, "--out", {out!r}]))
 """
 
 

@@ -67,6 +67,20 @@ def test_a_module_is_measured_in_evaluation_mode_and_left_as_it_was():
     assert net.training and net[1].training and not net[0].training
 
 
+def test_metrics_clean_and_under_threats():
+    """Who falls keeps the wrong answer, so accuracy among the metrics is the robust one."""
+    threat = "pgd-20@0.1"
+    found = hardy.evaluate(linear(3), images(3), threat, metrics="accuracy,auroc", checks=False)
+    assert found["metrics"] == {"accuracy": 1.0, "auroc": 1.0}
+    attacked = found["robust_metrics"][threat]
+    assert attacked["accuracy"] == found["robust_accuracy"][threat]["mean"] == 0.5 and 0.5 < attacked["auroc"] < 1
+    one_class = hardy.evaluate(linear(3), (images(3)[0][::3], images(3)[1][::3]), metrics=["auroc"])
+    assert one_class["metrics"] == {"auroc": None}
+    assert "metrics" not in hardy.evaluate(linear(3), images(3))
+    with pytest.raises(HardyError, match="Did you mean 'auroc'"):
+        hardy.evaluate(linear(3), images(3), metrics="aurok")
+
+
 def test_red_flags_are_raised():
     x, y = images(3)
 
@@ -208,6 +222,8 @@ def test_an_onnx_file_from_elsewhere(onnx, tmp_path, capsys):
     assert "standard accuracy  100.0% ± 0.0%  of 40 images" in shown and "50.0% ± 7.9%" in shown
     written = json.loads((tmp_path / "net.evaluation.json").read_text())
     assert written["robust_accuracy"]["square-200@0.2"]["mean"] == 0.5
+    assert main([*arguments, "--metrics", "auroc,ece"]) == 0
+    assert "auroc  1.000\nece    0." in capsys.readouterr().out
     assert main(arguments[:2]) == 2 and "--data x.npz" in capsys.readouterr().err
     assert main([*arguments, "--part", "train"]) == 2 and "--part is for a run" in capsys.readouterr().err
     assert main([*arguments, "--threats", "pgd-7"]) == 2 and "needs gradients" in capsys.readouterr().err

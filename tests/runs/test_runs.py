@@ -100,7 +100,7 @@ Sequential.train = slowly
 from hardy.config import CheckpointChoice
 call = lambda options: fit(papers.{method}(), rounds=4, checkpoint=CheckpointChoice(every=100), out=options.out)
 run_command.COMMAND = replace(run_command.COMMAND, call=call)
-sys.exit(main(["run", "demo", "--out", {folder!r}]))
+sys.exit(main(["run", "demo", "--alone", "--out", {folder!r}]))
 """
 
 

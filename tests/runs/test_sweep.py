@@ -7,7 +7,7 @@ import pytest
 from hardy.cli import main
 from hardy.core.json_files import write_sealed
 from hardy.errors import HardyError
-from hardy.runs import loop, sweep
+from hardy.runs import loop, seeds
 from hardy.runs.sweep import grid_settings, random_settings
 
 TINY = ["rounds=2", "model.width=0.25", "training.batch=100", "data.limit=60", "engine.name=sequential", "--quiet"]
@@ -79,6 +79,10 @@ def test_a_sweep_stops_goes_on_and_chooses_on_validation_rows(tmp_path, monkeypa
     record = json.loads((out / "sweep.json").read_text())
     record["settings"][0]["validation_accuracy"] = 0.0
     (out / "sweep.json").write_text(json.dumps(record))
+    assert main(["resume", str(out), "--quiet"]) == 2
+    assert "sweep.json was changed or damaged: its checksum does not fit. Start the sweep" in capsys.readouterr().err
+    del record["sha256"]
+    write_sealed(out / "sweep.json", record)
     assert main(["resume", str(out), "--quiet"]) == 0
     assert trained == ["setting-1"] * 2 + ["setting-2"] * 2
     shown = capsys.readouterr().out
@@ -110,12 +114,12 @@ def test_a_sweep_over_seeds_takes_their_mean(tmp_path):
     ],
 )
 def test_mistakes_show_before_anything_runs(tmp_path, monkeypatch, capsys, words, message):
-    monkeypatch.setattr(sweep, "fit", None)
+    monkeypatch.setattr(seeds, "fit", None)
     assert main(["sweep", "demo", *words, "--out", str(tmp_path / "sweep")]) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "sweep").exists()
 
 
 def test_a_broken_record_is_one_line(tmp_path, capsys):
-    (tmp_path / "sweep.json").write_text('{"settings": [{}]}')
+    write_sealed(tmp_path / "sweep.json", {"settings": [{}]})
     assert main(["resume", str(tmp_path)]) == 2
     assert "sweep.json: 'folder'. Start the sweep again" in capsys.readouterr().err

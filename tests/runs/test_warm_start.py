@@ -86,6 +86,17 @@ def test_a_module_answers_the_same_before_the_first_round(tmp_path):
         torch.testing.assert_close(run.customise()(x), module(x))
 
 
+def test_a_network_of_hardys_own_comes_back_as_a_module():
+    """run.module() has the constants of InputScale, which are those of the model; others are refused."""
+    first = fit(papers.fedavg(), rounds=1)
+    module = first.module()
+    run = started(module)
+    assert_close(run.state.shared, first.state.shared, 1e-6)  # the module is in float32
+    module.scale.mean += 0.1
+    with pytest.raises(HardyError, match=r"scale\.mean has no place in the model"):
+        started(module)
+
+
 def test_another_number_of_classes():
     module = plain(7)
     with pytest.raises(HardyError, match=r"5.weight is \(7, 16\), here \(3, 16\).*init_head=False"):
@@ -150,9 +161,9 @@ def test_from_the_command_line(tmp_path, capsys):
     from hardy.cli import main
 
     usual = ["rounds=1", "data.limit=40", "engine.device=cpu", "--quiet"]
-    assert main(["run", "demo", *usual, "--out", str(tmp_path / "a")]) == 0
-    assert main(["run", "demo", *usual, f"init={tmp_path / 'a'}", "--out", str(tmp_path / "b")]) == 0
+    assert main(["run", "demo", "--alone", *usual, "--out", str(tmp_path / "a")]) == 0
+    assert main(["run", "demo", "--alone", *usual, f"init={tmp_path / 'a'}", "--out", str(tmp_path / "b")]) == 0
     losses = [json.loads((tmp_path / name / "metrics.jsonl").read_text())["loss"] for name in "ab"]
     assert losses[1] != losses[0] and f'init = "{tmp_path / "a"}"' in (tmp_path / "b" / "config.toml").read_text()
-    assert main(["run", "demo", *usual, "init_head=false", "--out", str(tmp_path / "c")]) == 2
+    assert main(["run", "demo", "--alone", *usual, "init_head=false", "--out", str(tmp_path / "c")]) == 2
     assert "init_head is false, but there is no init" in capsys.readouterr().err

@@ -23,7 +23,7 @@ pytest.importorskip("flwr", reason="the flower extra is not installed")
 pytest.importorskip("onnxruntime", reason="the export extra is not installed")
 if not find_spec("timm"):
     pytest.skip("timm is not installed: pip install --no-deps timm", allow_module_level=True)
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 BACKBONE = '''"""The hospitals' network. Each site has this file."""
 

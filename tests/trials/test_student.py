@@ -75,7 +75,7 @@ device = "cpu"
 [checkpoint]
 every = 1
 """
-PATIENCE = 240
+PATIENCE = 900
 """seconds that a command may take on a busy machine"""
 
 
@@ -150,6 +150,7 @@ def kill_in_second_seed(*words: str, folder: Path) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.slow  # eight processes, each of which imports torch
 def test_a_student_with_three_seeds_and_a_power_cut(study):
     mine, base = study / "runs" / "mine", study / "runs" / "base"

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hardy.attacks.balls import Ball, length, project, random_start, steepest
-from hardy.attacks.base import Attack, Forward, for_each, margin
+from hardy.attacks.base import Attack, Ensemble, Forward, for_each, margin, pick
 from hardy.attacks.square import square
 from hardy.core import random
 from hardy.errors import HardyError
@@ -23,11 +23,6 @@ from hardy.registry import part
 
 _MOMENTUM = 0.75
 """α of APGD: the share of the gradient step; the rest is the last move"""
-
-
-def _where(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Chooses image by image; the mask is [N]."""
-    return torch.where(mask.view(-1, *[1] * (a.dim() - 1)), a, b)
 
 
 def _of(logits: Tensor, label: Tensor) -> Tensor:
@@ -72,7 +67,7 @@ class _Point(NamedTuple):
 
     def where(self, mask: Tensor, other: "_Point") -> "_Point":
         """This point for the images of the mask, the other one for the rest."""
-        return _Point(*(_where(mask, mine, its) for mine, its in zip(self, other, strict=True)))
+        return _Point(*(pick(mask, mine, its) for mine, its in zip(self, other, strict=True)))
 
     def beats(self, other: "_Point") -> Tensor:
         """A misclassified point beats one that is not; between equals the greater loss decides."""
@@ -231,13 +226,13 @@ class FAB(Attack):
                 at = self._step(forward, x, y, target, at)
                 wrong, away = forward(at).argmax(1) != y, length(at - x, self.ball).flatten()
                 nearer = wrong & (away < distance)
-                found, distance = _where(nearer, at, found), torch.where(nearer, away, distance)
-                at = _where(wrong, (1 - self.beta) * x + self.beta * at, at)
+                found, distance = pick(nearer, at, found), torch.where(nearer, away, distance)
+                at = pick(wrong, (1 - self.beta) * x + self.beta * at, at)
             return found, distance
 
         found, distances = for_each(nearest, forward, x, _likeliest_wrong(logits, y, self.targets))
         distance, first = distances.min(0)
-        return _where(distance <= self.epsilon, found[first, torch.arange(len(x), device=x.device)], x)
+        return pick(distance <= self.epsilon, found[first, torch.arange(len(x), device=x.device)], x)
 
     def _step(self, forward: Forward, x: Tensor, y: Tensor, target: Tensor, at: Tensor) -> Tensor:
         """Past the boundary as linearised at `at`: from there, and a little from x, so as to stay near it."""
@@ -262,7 +257,7 @@ class FAB(Attack):
 
 @part("attack")
 @dataclass(frozen=True, kw_only=True)
-class AutoAttack(Attack):
+class AutoAttack(Ensemble):
     """The standard ensemble: APGD on cross-entropy, APGD at targets, FAB at targets, Square."""
 
     epsilon: float = 8 / 255
@@ -286,15 +281,6 @@ class AutoAttack(Attack):
             ("fab_t", FAB(epsilon=self.epsilon, ball=self.ball, steps=self.steps, targets=self.targets)),
             ("square", square(epsilon=self.epsilon, ball=self.ball, queries=self.queries)),
         ]
-
-    @torch.no_grad()
-    def perturb(self, forward: Forward, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
-        """Per image the first success, or what the last stage left."""
-        found = x
-        for name, attack in self.stages():
-            fallen = forward(found).argmax(1) != y
-            found = _where(fallen, found, attack.perturb(forward, x, y, random.fold(key, name)))
-        return found
 
 
 apgd = APGD

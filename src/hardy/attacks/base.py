@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
+from hardy.core import random
 from hardy.errors import HardyError, unknown
 from hardy.registry import kind
 
@@ -70,6 +71,25 @@ class Attack:
         raise NotImplementedError
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ensemble(Attack):
+    """Several attacks, its stages, one after another. An image that fell to one stays fallen."""
+
+    @torch.no_grad()
+    def perturb(self, forward: Forward, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
+        """Per image the first success, or what the last stage left."""
+        found = x
+        for name, attack in self.stages():
+            fallen = forward(found).argmax(1) != y
+            found = pick(fallen, found, attack.perturb(forward, x, y, random.fold(key, name)))
+        return found
+
+
+def pick(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Of two changes of the same images, image by image; the mask is [N]."""
+    return torch.where(mask.view(-1, *[1] * (a.dim() - 1)), a, b)
+
+
 def refuse_inputs(attack: Attack, shape: Sequence[int], *, bounded: bool) -> None:
     """Refuses an attack that cannot work on inputs of this shape, or whose radius means nothing for them."""
     stages = {name or type(stage).__name__.lower(): stage for name, stage in attack.stages()}
@@ -121,4 +141,4 @@ def margin(logits: Tensor, y: Tensor) -> Tensor:
     return logits.masked_fill(own, -torch.inf).amax(-1) - (logits * own).sum(-1)
 
 
-__all__ = ["Attack", "Forward", "for_each", "margin", "refuse_inputs", "refuse_usual_radius"]
+__all__ = ["Attack", "Ensemble", "Forward", "for_each", "margin", "pick", "refuse_inputs", "refuse_usual_radius"]

@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, fields
 from itertools import pairwise
 from typing import Any, get_args, get_type_hints
 
-from hardy.attacks.affine import affine
+from hardy.attacks.affine import affine, affine_worst
 from hardy.attacks.autoattack import apgd, auto_attack, fab
 from hardy.attacks.balls import Ball
 from hardy.attacks.base import Attack
@@ -40,6 +40,7 @@ PRESETS = {
     "fab-t": "FAB, 9 targets",
     "autoattack": "apgd-ce, apgd-t, fab-t and square: the figure to publish",
     "affine": "one affine shift for a client's images, or everybody's: affine@0.4,1.0,common=true, radii of Λ and δ",
+    "affine-worst": "the worst of all three affine attacks, image by image: affine-worst@0.4,0.5,centre=0.5",
     "camera-10": "no attack: images as ten cameras unknown to training take them; camera-10@0.5 halves the shifts",
     "gaussian": "no attack: a Gaussian affine shift unknown to training; gaussian-10@0.05 is ten of strength 0.05",
 }
@@ -75,6 +76,7 @@ _FAMILIES = {
     "fab-t": _Family(attack=fab),
     "autoattack": _Family(attack=auto_attack),
     "affine": _Family(attack=affine, radii=("rotation_radius", "shift_radius")),
+    "affine-worst": _Family(attack=affine_worst, radii=("rotation_radius", "shift_radius")),
     "camera": _Family(attack=unseen_camera, count="devices", radii=("strength",)),
     "gaussian": _Family(attack=unseen_gaussian_affine, count="devices", radii=("strength",)),
 }

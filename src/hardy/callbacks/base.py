@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from hardy.errors import HardyError
-from hardy.registry import PARTS, kind
+from hardy.registry import OF_FUNCTION, PARTS, kind
 
 _CALLS = ("on_start", "on_round", "on_end")
 
@@ -35,6 +36,19 @@ class Callback:
     def on_end(self, run: Any) -> None:
         """When the run ends, however it ends; of a finished run `run.summary()` has all figures."""
 
+
+@cache
+def _of_function(function: Callable[[Any, dict[str, Any]], bool | None]) -> type[Callback]:
+    """A callback of a function of a run and a round's line, so that an experiment can name it."""
+
+    def on_round(self: Callback, run: Any, line: dict[str, Any]) -> bool | None:
+        return function(run, line)
+
+    content = {"on_round": on_round, "__doc__": function.__doc__ or "", "__module__": function.__module__}
+    return dataclass(kw_only=True, unsafe_hash=True)(type(function.__name__, (Callback,), content))
+
+
+OF_FUNCTION["callback"] = _of_function
 
 Notify = Callable[[dict[str, Any]], HardyError | None]
 """Tells all callbacks of a round; gives the error of one that failed."""

@@ -14,7 +14,8 @@ class EarlyStopping(Callback):
     """Ends a run when its figure on validation rows has not become better for some rounds.
 
     The figure is what chooses the best round: accuracy, or evaluation.select_metric, under the attack of
-    evaluation.select if there is one. It looks at the whole history, so a resumed run stops where it would have.
+    evaluation.select if there is one; the mean over clients, over a network the median. It looks at the whole history,
+    so a resumed run stops where it would have.
     """
 
     patience: int = 10
@@ -49,8 +50,9 @@ class EarlyStopping(Callback):
         metric = next((one for one in choice.metrics if one.name == name), None)
         sign = 1 if metric is None or metric.higher_is_better else -1
         place = "selection" if choice.select else "validation"
-        key = f"{place}_accuracy/mean" if name == "accuracy" else f"{place}_metrics/{name}/mean"
-        seen = [(row["round"], sign * row[key]) for row in run.history if key in row]
+        key = f"{place}_accuracy" if name == "accuracy" else f"{place}_metrics/{name}"
+        found = ((row["round"], row.get(f"{key}/median", row.get(f"{key}/mean"))) for row in run.history)
+        seen = [(at, sign * value) for at, value in found if value is not None]
         if not seen or seen[-1][0] != line["round"]:
             return  # nothing was measured in this round
         since, best = seen[0]

@@ -14,7 +14,6 @@ DATA_PARTS = ("train", "validation", "test")
 _LEVELS = (0.0, 0.2, 0.5, 0.8, 1.0)
 """robustness in a table of settings, as in Split-Mix's Fig. 7"""
 _OF_RUNS = {
-    "metrics": None,
     "attack_branch": None,
     "predict_branch": None,
     "part": "test",
@@ -77,7 +76,12 @@ def _evaluate_onnx(options: Any) -> None:
                 f"--{name.replace('_', '-')} is for a run, and {options.folder} is an ONNX file. Leave it out."
             )
     found = evaluate_classifier(
-        options.folder, options.data, options.threats, limit=options.limit, checks=not options.no_checks
+        options.folder,
+        str(options.data),
+        options.threats,
+        metrics=options.metrics or (),
+        limit=options.limit,
+        checks=not options.no_checks,
     )
     print(classifier_table(found))
     for flag in found.get("flags", []):

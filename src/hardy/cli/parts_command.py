@@ -9,14 +9,14 @@ from textwrap import fill
 from typing import Any
 
 from hardy.cli.command import Command, import_option
-from hardy.errors import unknown
+from hardy.errors import HardyError, unknown
 
 _WIDTH, _COLUMN = 110, 34
 """columns of a text, and of the names and defaults before it"""
 
 
 def _declare(parser: ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="such as fedrbn or trimmed_mean")
+    parser.add_argument("name", nargs="?", help="such as fedrbn, trimmed_mean or my_method.py:mine")
     import_option(parser)
 
 
@@ -47,13 +47,28 @@ def _part(name: str) -> list[str]:
     from hardy.attacks.threats import PRESETS
     from hardy.config import PARTS
     from hardy.config.documentation import description
+    from hardy.user_code import named_by_user, reference, resolve, short
 
+    if reference(name):
+        made = resolve(named_by_user(name))
+        if not callable(made):
+            raise HardyError(f"{name} is {made!r}; a part is a function or a class.")
+        words = _wrapped(description(made))
+        return [short(name) + (f"\n\n{words}" if words else "") + _options(_kind(made), made)]
     found = [(kind, parts[name]) for kind, parts in PARTS.items() if name in parts]
     texts = [f"{kind} {name}\n\n{_wrapped(description(factory))}{_options(kind, factory)}" for kind, factory in found]
     texts += [f"threat {name}\n\n{PRESETS[name]}"] if name in PRESETS else []
     if not texts:
-        raise unknown("part", name, {*PRESETS, *(known for parts in PARTS.values() for known in parts)})
+        names = {*PRESETS, *(known for parts in PARTS.values() for known in parts)}
+        raise unknown("part", name, names, listed_by="hardy parts")
     return texts
+
+
+def _kind(factory: Callable[..., Any]) -> str:
+    """Of a part from a user's own code; empty: nobody knows, as with a function without a type."""
+    from hardy.registry import KINDS
+
+    return next((name for base, name in KINDS.items() if isinstance(factory, type) and issubclass(factory, base)), "")
 
 
 def _wrapped(text: str) -> str:

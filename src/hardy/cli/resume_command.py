@@ -20,7 +20,7 @@ def _declare(parser: ArgumentParser) -> None:
 def _resume(options: Any) -> None:
     import hardy
     from hardy import config
-    from hardy.cli.tables import finish, finish_far, finish_seeds, finish_sweep, remark
+    from hardy.cli.tables import finish, finish_arms, finish_far, finish_seeds, finish_sweep, remark
     from hardy.report.stored_run import seed_folders
 
     if (options.folder / "sweep.json").exists():
@@ -30,6 +30,7 @@ def _resume(options: Any) -> None:
         return
     if seed_folders(options.folder):
         finish_seeds(options.folder, options)
+        finish_arms(options.folder, options)
         return
     saved = options.folder / "config.toml"
     if saved.is_file() and (chosen := config.read(str(saved), check=False)).engine.name == "flower":
@@ -51,6 +52,7 @@ def _resume(options: Any) -> None:
         remark=remark,
     )
     finish(run, options)
+    finish_arms(options.folder, options)
 
 
 COMMAND = Command(

@@ -3,7 +3,7 @@
 from argparse import ArgumentParser
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hardy.cli.command import (
     Command,
@@ -19,6 +19,9 @@ from hardy.cli.command import (
 )
 from hardy.errors import HardyError
 
+if TYPE_CHECKING:
+    from hardy.config.arm_table import Arms
+
 ENGINE_NAMES = ("auto", "sequential", "vectorised", "flower")
 
 
@@ -31,20 +34,27 @@ def _declare(parser: ArgumentParser) -> None:
     data_option(parser)
     quiet_option(parser)
     tensorboard_option(parser)
+    parser.add_argument("--alone", action="store_true", help="without the arms that the experiment is compared with")
     import_option(parser)
 
 
 def _run(options: Any) -> None:
     import hardy
     from hardy.callbacks import tensorboard
-    from hardy.cli.tables import finish, finish_far, finish_seeds
+    from hardy.cli.tables import finish, finish_arms, finish_far, finish_seeds
+    from hardy.runs.arms import start_arms
     from hardy.runs.seeds import start_seeds
 
+    arms = _arms(options)
+    if arms is not None:
+        options.overrides = [*arms.measure, *options.overrides]
     chosen = read_experiment(options)
     if options.tensorboard and tensorboard() not in chosen.callbacks:
         chosen = replace(chosen, callbacks=(*chosen.callbacks, tensorboard()))
     options.tensorboard = False  # from here on it is the experiment's
     out = options.out or free_folder(Path("runs") / chosen.name)
+    if arms is not None:
+        start_arms(chosen, arms, out, options.seeds)
     if chosen.engine.name == "flower":
         if options.seeds > 1:
             raise HardyError(f"--seeds is {options.seeds}; over Flower run one seed at a time (seed=...).")
@@ -54,9 +64,31 @@ def _run(options: Any) -> None:
         return
     if options.seeds == 1:
         finish(hardy.fit(chosen, out=out, data_folder=options.data, quiet=options.quiet), options)
-        return
-    start_seeds(chosen, out, options.seeds)
-    finish_seeds(out, options)
+    else:
+        start_seeds(chosen, out, options.seeds)
+        finish_seeds(out, options)
+    finish_arms(out, options)
+
+
+def _arms(options: Any) -> "Arms | None":
+    """The arms to run beside the experiment, if there are some and nothing speaks against them."""
+    from hardy.cli.tables import remark
+    from hardy.config.arm_table import read_arms
+
+    arms = read_arms(options.experiment)
+    if options.alone and not arms.overrides:
+        raise HardyError(
+            f"--alone leaves out the arms of an experiment, and {options.experiment} has none. Leave it out."
+        )
+    if options.alone or not arms.overrides:
+        return None
+    keys = [override.partition("=")[0] for override in options.overrides]
+    flower = options.engine == "flower" or "engine.name=flower" in options.overrides
+    if flower or any(key.startswith("data.source") for key in keys):
+        why = "over Flower" if flower else "on other data"
+        remark(f"{why} the arms of {options.experiment} are left out: {', '.join(arms.overrides)}")
+        return None
+    return arms
 
 
 COMMAND = Command(

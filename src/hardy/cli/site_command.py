@@ -53,6 +53,7 @@ def _export(options: Any) -> None:
 def _declare_evaluate(parser: ArgumentParser) -> None:
     _declare(parser)
     parser.add_argument("--threats", default="", metavar="A,B", help="such as pgd-20,autoattack (see hardy parts)")
+    parser.add_argument("--metrics", default="", metavar="A,B", help="such as auroc,ece")
     parser.add_argument("--part", choices=("train", "validation", "test"), default="test", help="of its own rows")
 
 
@@ -62,9 +63,11 @@ def _evaluate(options: Any) -> None:
 
     found = load_site(options.state, options.run)
     threats = [threat.name for threat in parse_threats(options.threats)] if options.threats else []
-    for question, value in found.evaluate(threats, options.part).items():
-        known = found.figures.get(question)
-        print(f"{question:<24} {value:6.1%}" + (f"   (the node measured {known:.1%})" if known is not None else ""))
+    shares = {"/".join(filter(None, (options.part, threat))) for threat in ("", *threats)}
+    for question, value in found.evaluate(threats, options.part, options.metrics).items():
+        known, digits = found.figures.get(question), "1%" if question in shares else "3f"
+        measured = f"   (the node measured {known:.{digits}})" if known is not None else ""
+        print(f"{question:<24} {value:6.{digits}}{measured}")
 
 
 COMMAND = Command(

@@ -10,8 +10,10 @@ from hardy.core.flatten import flat_row
 from hardy.core.json_files import read_sealed
 from hardy.core.metric import Metric
 from hardy.registry import PARTS
-from hardy.report.compare import compare
+from hardy.report.compare import accuracy_cell, aligned, compare, write_comparison
+from hardy.report.differences import unlike
 from hardy.report.stored_run import read_run
+from hardy.runs.arms import arm_folders, has_arms, look_of, resume_arms
 from hardy.runs.progress import clock
 from hardy.runs.run import Run
 from hardy.runs.seeds import resume_seeds
@@ -36,6 +38,31 @@ def finish_seeds(folder: Path, options: Any) -> None:
             write_tensorboard(run.folder, run.history).close()
         print(seed_line(run, run.summary()))
     print(f"\n{compare([folder])}\n\nwritten: {folder / 'summary.json'}")
+
+
+def finish_arms(folder: Path, options: Any) -> None:
+    """Goes on with the arms of an experiment, if it has some; then all of them side by side."""
+    if not has_arms(folder):
+        return
+    for where in resume_arms(folder, data_folder=options.data, quiet=options.quiet, remark=remark):
+        print(f"arm {where.name}: {where}", flush=True)
+    print(f"\n{arms_table(arm_folders(folder))}")
+    if look := look_of(folder):
+        print(f"\nLook at: {look}")
+    print(f"\nwritten: {write_comparison(arm_folders(folder), folder / 'comparison.html')}")
+
+
+def arms_table(folders: Sequence[Path]) -> str:
+    """Accuracy of every arm, clean and under attack, then the differences."""
+    compared = compare(folders)
+    rows = [["accuracy in %", *(column.title.removesuffix(" %") for column in compared.accuracies)]]
+    rows += [[row.title, *(accuracy_cell(row, column.keys) for column in compared.accuracies)] for row in compared.rows]
+    several = len(compared.rows[0].runs) > 1
+    note = "±: standard error over the seeds." if several else "±: standard error of the test images, one seed."
+    differences = compared.difference_cells()
+    table = aligned(differences, words=2) if differences else ""
+    blocks = [aligned(rows, words=1), note, table, "\n".join(unlike(compared.rows))]
+    return "\n\n".join(block for block in blocks if block)
 
 
 def finish_sweep(folder: Path, options: Any) -> None:
@@ -92,7 +119,15 @@ def classifier_table(found: dict[str, Any]) -> str:
         for name, score in scores.items()
     ]
     notes = {note: None for score in found["robust_accuracy"].values() for note in score["notes"]}
-    return "\n".join([*lines, *notes])
+    figures = dict(found.get("metrics", {}))
+    for threat, metrics in found.get("robust_metrics", {}).items():
+        figures |= {f"{name} {threat}": value for name, value in metrics.items()}
+    width = max(map(len, figures), default=0)
+    rows = [
+        f"{name:<{width}}  {'no figure: undefined on these rows' if value is None else f'{value:.3f}'}"
+        for name, value in figures.items()
+    ]
+    return "\n".join([*lines, *notes, *rows])
 
 
 def summary_table(summary: dict[str, Any]) -> str:

@@ -85,7 +85,7 @@ def _made_docs(factory: Callable[..., Any]) -> dict[str, str]:
     if isinstance(made, type) and issubclass(made, nn.Module):
         return {}  # a network is no dataclass, and takes long to make
     arguments = inspect.signature(factory).parameters
-    if any(argument.default is argument.empty for argument in arguments.values()):
+    if not arguments or any(argument.default is argument.empty for argument in arguments.values()):
         return _class_docs(made) if isinstance(made, type) else {}
     found: dict[str, set[str]] = {name: set() for name in arguments}
     for inner in _tree(factory()):

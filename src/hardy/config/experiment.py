@@ -17,6 +17,7 @@ from hardy.core.metric import Diagnosis, Metric
 from hardy.core.protocols import Optimiser
 from hardy.core.server import Cohort
 from hardy.core.training import Training
+from hardy.data.augmentation import Augmentation
 from hardy.data.kinds import Affording
 from hardy.engines.auto import EngineChoice
 from hardy.errors import HardyError
@@ -58,6 +59,9 @@ class DataChoice:
     """how the clients' devices differ: each takes its training and validation rows in its own way"""
     shift_test: bool = False
     """test rows too are taken by the clients' devices; else they are as they come, as in FedRobust"""
+    augmentation: Augmentation | None = None
+    """how each training step changes its images at random, such as { name = "crop_flip", padding = 4 }; evaluation sees
+    them as they are. Absent: not at all"""
     adversarial: Affording = None
     """who is of kind AT, for objective by_kind: a share of each domain's clients, a list of domains or of clients'
     numbers, or a share for each of some domains ({ mnist = 0.2 }); the others are ST. Absent: nobody is kept from it"""
@@ -79,6 +83,8 @@ class EvaluationChoice:
     """rounds between two evaluations; the last round is always evaluated"""
     threats: tuple[str, ...] = ()
     """attacks the finished run is measured under, such as ["pgd-20", "autoattack"]"""
+    checks: bool = True
+    """look for red flags when the threats are measured, which may take longer than the threats do"""
     select: str | None = None
     """attack under which accuracy on validation rows chooses the best round; absent: clean accuracy does, which may
     rise on under adversarial training while robustness falls"""
@@ -101,6 +107,10 @@ class EvaluationChoice:
         if self.every < 1:
             raise HardyError(f"evaluation.every is {self.every}; it must be 1 or more.")
         object.__setattr__(self, "metrics", to_metrics(self.metrics))
+        if not self.checks and not self.threats:
+            raise HardyError(
+                "evaluation.checks is false, but there are no evaluation.threats: it has no effect. Leave it out."
+            )
         if self.select_metric is not None and self.selecting_metric is None:
             named = ", ".join(metric.name for metric in self.metrics) or "none"
             raise HardyError(

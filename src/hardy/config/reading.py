@@ -16,6 +16,8 @@ from hardy.errors import HardyError, unknown
 from hardy.registry import KINDS, PARTS, find
 from hardy.user_code import RUN_FOLDER, USER, Allow
 
+ARMS = ("arms", "look", "measure")
+"""keys for `hardy run` alone: see hardy.config.arm_table"""
 REPLACEABLE = ("norm", "objective", "budget", "aggregator")
 """parts that a method's table may put in place of the method's own"""
 
@@ -40,18 +42,22 @@ def read(
     the TOML file, then here. Code that a run folder's config.toml names is imported only if you named it before. With
     `allow`, another rule holds.
     """
-    path = Path(source)
-    if path.is_file():
-        text = _text(path)
-    elif str(source) in bundled():
-        text = (resources.files("hardy") / "bundled" / f"{source}.toml").read_text(encoding="utf-8")
-    elif path.suffix == ".toml" or len(path.parts) > 1:
-        raise HardyError(f"no experiment file {str(source)!r}. Bundled ones: {', '.join(bundled())}.")
-    else:
-        raise unknown("experiment (no such file either)", source, bundled())
+    text, path = experiment_text(source)
     allow = allow or (RUN_FOLDER if path.name == "config.toml" else USER)
     places = [user_code.import_code(place) for place in imports]
     return parse(text, overrides, where=str(source), check=check, allow=allow, folder=path.parent, imports=places)
+
+
+def experiment_text(source: str | Path) -> tuple[str, Path]:
+    """The text of a TOML file or a bundled experiment, and the path that was asked for."""
+    path = Path(source)
+    if path.is_file():
+        return _text(path), path
+    if str(source) in bundled():
+        return (resources.files("hardy") / "bundled" / f"{source}.toml").read_text(encoding="utf-8"), path
+    if path.suffix == ".toml" or len(path.parts) > 1:
+        raise HardyError(f"no experiment file {str(source)!r}. Bundled ones: {', '.join(bundled())}.")
+    raise unknown("experiment (no such file either)", source, bundled())
 
 
 def _text(path: Path) -> str:
@@ -80,6 +86,8 @@ def parse(
     written = {key: table.pop(key, {}) for key in ("code", "versions")}  # by a run
     if any(written.values()):
         allow = replace(allow, everything=False)
+    for key in ARMS:
+        table.pop(key, None)
     here = Path.cwd()
     folders = [folder or here, here]
     table = _located(table, folders)
@@ -149,7 +157,13 @@ def _key_and_value(override: str) -> tuple[str, Any]:
         raise HardyError(f"{override!r} is not an override; write key=value, for example training.rate=0.1.")
     try:
         return key, tomllib.loads(f"value = {text}")["value"] if text else None
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        if text.startswith(("[", "{")):
+            example = '["a", "b"]' if text[0] == "[" else '{name="a"}'
+            raise HardyError(
+                f"override {override!r} is not valid TOML: {str(error).partition(' (at')[0]}. A shell takes quotes "
+                f"away: write the whole in single ones, such as '{key}={example}'."
+            ) from error
         return key, text  # a bare word is a string
 
 

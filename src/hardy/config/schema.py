@@ -42,6 +42,19 @@ _WRITTEN = {
     },
     "versions": {"description": "written by a run: of Hardy, Python and packages", **_STRINGS, **_HIDDEN},
 }
+_ARMS = {
+    "arms": {
+        "description": "what hardy run runs beside the experiment: its name and the keys in which it differs",
+        "type": "object",
+        "additionalProperties": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+    },
+    "measure": {
+        "description": "overrides of the experiment and its arms where hardy run runs them side by side",
+        "type": "array",
+        "items": {"type": "string"},
+    },
+    "look": {"description": "what to look at in the figures of the arms, one line", "type": "string"},
+}
 _THREATS = ("threats", "select")
 """keys of [evaluation] that hold threats"""
 
@@ -49,7 +62,7 @@ _THREATS = ("threats", "select")
 def experiment_schema() -> Table:
     """The schema of an experiment's file, and of a run folder's config.toml."""
     top = _table(Experiment)
-    top["properties"] |= _WRITTEN
+    top["properties"] |= _ARMS | _WRITTEN
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"Hardy {VERSION}: an experiment",

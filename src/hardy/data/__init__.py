@@ -1,5 +1,5 @@
-"""Data: where they come from, who holds which. Importing the package registers sources, splits, shifts, capacities."""
+"""Data: where they come from, who holds which. Importing the package registers its parts."""
 
-from hardy.data import array_sources, capacity, picture_sources, shifts, splits
+from hardy.data import array_sources, augmentation, capacity, picture_sources, shifts, splits
 
-__all__ = ["array_sources", "capacity", "picture_sources", "shifts", "splits"]
+__all__ = ["array_sources", "augmentation", "capacity", "picture_sources", "shifts", "splits"]

@@ -54,7 +54,8 @@ _MOST_MEMO = 10**6
 """the highest slot a pickle may name; the unpickler makes room for all below it"""
 
 
-def _refuse_bomb(unpacked: int, packed: int) -> None:
+def refuse_bomb(unpacked: int, packed: int) -> None:
+    """An error for a file of few bytes that would take a lot of memory."""
     most = max(_FREE, _RATIO * packed)
     if unpacked > most:
         raise ValueError(f"its {packed:,} bytes unpack to more than {most:,}, which no data set needs: do not trust it")
@@ -69,7 +70,7 @@ def _content(path: Path) -> bytes:
         while piece := file.read(_PIECE):
             pieces.append(piece)
             size += len(piece)
-            _refuse_bomb(size, path.stat().st_size)
+            refuse_bomb(size, path.stat().st_size)
     return b"".join(pieces)
 
 
@@ -80,7 +81,7 @@ def npz(path: Path, endings: tuple[str, ...]) -> dict[str, Array]:
             raise ValueError("no zip archive, or one cut short")
         with zipfile.ZipFile(path) as packed:
             sizes = {entry.filename.removesuffix(".npy"): entry.file_size for entry in packed.infolist()}
-            _refuse_bomb(sum(sizes[name] for name in sizes if name.endswith(endings)), path.stat().st_size)
+            refuse_bomb(sum(sizes[name] for name in sizes if name.endswith(endings)), path.stat().st_size)
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files if name.endswith(endings)}
         if not arrays:
@@ -199,7 +200,7 @@ def cifar_binary(path: Path, labels: int) -> tuple[Array, Array]:
 def svhn_matlab(path: Path) -> tuple[Array, Array]:
     """SVHN's cropped digits, where the label of the digit 0 is 10."""
     with reading(path, "a MATLAB file of SVHN"):
-        _refuse_bomb(_matlab_size(path.read_bytes()), path.stat().st_size)
+        refuse_bomb(_matlab_size(path.read_bytes()), path.stat().st_size)
         content = extra_module("scipy.io", path).loadmat(path, variable_names=("X", "y"))
         labels = content["y"].ravel()
         return np.ascontiguousarray(content["X"].transpose(3, 0, 1, 2)), np.where(labels == 10, 0, labels)

@@ -7,13 +7,15 @@ from pathlib import Path
 import numpy as np
 
 from hardy.data.own_data import Raw
-from hardy.data.readers import Array, extra_module, reading
+from hardy.data.readers import Array, extra_module, reading, refuse_bomb
 from hardy.errors import HardyError, unknown
 
 Columns = dict[str, Array]
 TABLES = (".csv", ".parquet")
 _LABELS = ("label", "class", "target", "y")
 """names of the column of labels, if none is given"""
+_LETTER, _NUMBER = 4, 8
+"""bytes in memory of a letter and of a number"""
 _TESTS, _TRAININGS = ("test",), ("train", "validation", "val")
 """values of the column `split`"""
 
@@ -33,12 +35,16 @@ def _csv(path: Path) -> Columns:
         for number, row in enumerate(content):
             if len(row) != len(names):
                 raise ValueError(f"row {number} (counted from 0) has {len(row)} cells, the header {len(names)}")
+        widest = sum(max(map(len, column)) for column in zip(*content, strict=True))  # as wide as its longest cell
+        refuse_bomb(_LETTER * widest * len(content), path.stat().st_size)
         return {name: np.array(column) for name, column in zip(names, zip(*content, strict=True), strict=True)}
 
 
 def _parquet(path: Path) -> Columns:
     parquet = extra_module("pyarrow.parquet", path, "parquet")
     with reading(path, "a Parquet table"):
+        known = parquet.read_metadata(path)
+        refuse_bomb(_NUMBER * known.num_rows * known.num_columns, path.stat().st_size)
         table = parquet.read_table(path)
         columns = {}
         for name in table.column_names:

@@ -1,6 +1,6 @@
 """Export: a trained network as ONNX, a file for each base, with robustness as an input at run time.
 
-Beside the files lies a manifest (JSON): input size, classes, files with their checksums, and what each setting of width
+Beside them lies a manifest (JSON): input size, classes, files with their checksums, and what each setting of width
 and robustness costs and scores. `hardy.deploy.OnnxPredictor` runs it without torch.
 """
 
@@ -34,7 +34,8 @@ def export(
     classes: Sequence[str],
     settings: Sequence[dict[str, Any]] = (),
 ) -> Path:
-    """Writes the bases of a predictor as NAME.base1.onnx, ... and the manifest NAME.json, for `out` = NAME.onnx.
+    """Writes a predictor as NAME.onnx, or its bases as NAME.base1.onnx, ..., and the manifest NAME.json, for `out` =
+    NAME.onnx.
 
     Its width is the widest that the files serve. Its robustness (λ) is the manifest's default, and without one what its
     branch stands for: 0 for clean, 1 for adversarial. `settings` are what widths and robustness cost and score.
@@ -52,7 +53,7 @@ def export(
     with disk(f"the export {out}"):
         out.parent.mkdir(parents=True, exist_ok=True)
     for number, base in enumerate(predictor.bases, 1):
-        path = out.with_name(f"{out.stem}.base{number}.onnx")
+        path = out.with_name(f"{out.stem}.base{number}.onnx" if len(predictor.bases) > 1 else f"{out.stem}.onnx")
         write_base(base, path, predictor.shape, branch=predictor.branch, mixes=mixes)
         files.append({"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
     several = plan.method.budget.bases > 1

@@ -1,6 +1,5 @@
 """Any ONNX classifier as a function of images: one of Hardy's exports, or a file from elsewhere."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hardy.deploy.onnx_runtime import OnnxPredictor
+from hardy.deploy.onnx_runtime import OnnxPredictor, open_session
 from hardy.errors import HardyError
 
 ArrayClassifier = Callable[[NDArray[np.float32]], NDArray[Any]]
@@ -22,15 +21,10 @@ def open_onnx(path: Path | str) -> ArrayClassifier:
         return OnnxPredictor(path)
     if not path.is_file():
         raise HardyError(f"{path} is not there, nor is a manifest {path.with_suffix('.json').name} of `hardy export`.")
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise HardyError("running ONNX needs onnxruntime: pip install 'hardy-fl[export]'.") from error
-    try:
-        session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime has classes of its own for each way to fail
-        raise HardyError(f"{path} is no ONNX model that onnxruntime can run: {error}") from error
+    content = path.read_bytes()
+    session = open_session(
+        content, str(path), ["CPUExecutionProvider"], remedy="Give a model that onnxruntime can run."
+    )
     inputs = session.get_inputs()
     if len(inputs) != 1 or inputs[0].type != "tensor(float)":
         kinds = ", ".join(f"{one.name}: {one.type}" for one in inputs)

@@ -20,7 +20,8 @@ _LARGEST_MANIFEST = 2**24
 
 
 class OnnxPredictor:
-    """predictor(images) gives the logits of images in [0, 1], [N, C, H, W]; `customise` changes width and robustness.
+    """predictor(images) gives the logits of images in [0, 1], [N, C, H, W], or of feature vectors, [N, F]; `customise`
+    changes width and robustness.
 
     It reads a manifest, or the .onnx name it was exported under. Only the bases that the width needs are loaded.
     """
@@ -73,9 +74,9 @@ class OnnxPredictor:
 
     def __call__(self, images: NDArray[Any]) -> NDArray[np.float32]:
         x = np.asarray(images, dtype=np.float32)
-        if x.ndim != 4 or list(x.shape[1:]) != self.manifest["input"]:
+        if x.ndim < 2 or list(x.shape[1:]) != self.manifest["input"]:
             raise HardyError(
-                f"images are {list(x.shape)}; they must be [N, {', '.join(map(str, self.manifest['input']))}]."
+                f"inputs are {list(x.shape)}; they must be [N, {', '.join(map(str, self.manifest['input']))}]."
             )
         given: dict[str, Any] = {"images": x}
         if self.robustness is not None:
@@ -94,24 +95,29 @@ class OnnxPredictor:
             ) from error
         if hashlib.sha256(content).hexdigest() != base["sha256"]:
             raise HardyError(f"base file {path} was altered: its checksum is not the manifest's. Export it again.")
-        try:
-            outside = _names_other_files(content)
-        except (IndexError, ValueError) as error:
-            raise HardyError(f"base file {path} is no ONNX file: {error}. Export it again.") from error
-        if outside:
-            raise HardyError(
-                f"base file {path} takes tensors from other files (external data), which could be any file of this "
-                "machine. Export it again in one file."
-            )
-        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise HardyError("running an export needs onnxruntime: pip install 'hardy-fl[export]'.") from error
-        try:
-            return onnxruntime.InferenceSession(content, providers=self.providers)
-        except Exception as error:  # the runtime has a class of its own for each mistake
-            raise HardyError(f"base file {path} cannot be run: {printable(error, 300)}. Export it again.") from error
+        return open_session(content, f"base file {path}", self.providers, remedy="Export it again.")
+
+
+def open_session(content: bytes, what: str, providers: Sequence[str], *, remedy: str) -> Any:
+    """A session of onnxruntime for a model that may come from anybody; `what` and `remedy` begin and end an error."""
+    try:
+        outside = _names_other_files(content)
+    except (IndexError, ValueError) as error:
+        raise HardyError(f"{what} is no ONNX file: {error}. {remedy}") from error
+    if outside:
+        raise HardyError(
+            f"{what} takes tensors from other files (external data), which could be any file of this machine. "
+            "Export it again in one file."
+        )
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise HardyError("running ONNX needs onnxruntime: pip install 'hardy-fl[export]'.") from error
+    try:
+        return onnxruntime.InferenceSession(content, providers=list(providers))
+    except Exception as error:  # the runtime has a class of its own for each mistake
+        raise HardyError(f"{what} cannot be run: {printable(error, 300)}. {remedy}") from error
 
 
 _PARTS = {

@@ -52,7 +52,8 @@ class Predictor(nn.Module):
         if (own or recomputes) and client is None:
             raise HardyError(
                 f"norm {type(norm).__name__!r} gives every client a network of its own; choose one of the "
-                f"{len(data.clients)} (client = 0), or take run.network_for_new_client for somebody who has none."
+                f"{len(data.clients)} (client=0, or --client 0), or take run.network_for_new_client for somebody who "
+                "has none."
             )
         if client is not None and not 0 <= client < len(data.clients):
             raise HardyError(f"client {client} is not there; it must be in [0, {len(data.clients) - 1}].")

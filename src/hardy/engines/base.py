@@ -55,8 +55,13 @@ class Engine:
         """Onto the engine's device, in its precision."""
         return tensors.apply(lambda t: t.to(self.device, self.dtype if t.is_floating_point() else None), values)
 
-    def batch(self, rows: Tensor) -> Batch:
-        return Batch(self.device_data.images("train", rows), self.device_data.y["train"][rows])
+    def batch(self, rows: Tensor, key: Tensor) -> Batch:
+        """The images and labels of a step, [B], or of a step of several slots, [S, B] with a key each."""
+        x, change = self.device_data.images("train", rows), self.device_data.augmentation
+        if change is not None:
+            apply = torch.vmap(change.apply) if key.dim() else change.apply
+            x = apply(x, random.fold(key, "augmentation"))
+        return Batch(x, self.device_data.y["train"][rows])
 
     def arithmetic(self, *, training: bool = True) -> AbstractContextManager[None]:
         """What steps, or evaluations, run in."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hardy.core.box import inputs
 from hardy.core.federation import Federation
+from hardy.data.augmentation import Augmentation
 
 Precision = Literal["float32", "tf32", "float64", "bfloat16"]
 
@@ -16,8 +17,14 @@ Precision = Literal["float32", "tf32", "float64", "bfloat16"]
 class DeviceData:
     """A federation's images on a device, in one tensor for all clients: no loader, no copies."""
 
-    def __init__(self, data: Federation, device: torch.device, precision: Precision = "tf32") -> None:
-        self.federation, self.device = data, device
+    def __init__(
+        self,
+        data: Federation,
+        device: torch.device,
+        precision: Precision = "tf32",
+        augmentation: Augmentation | None = None,
+    ) -> None:
+        self.federation, self.device, self.augmentation = data, device, augmentation
         self.dtype = torch.float64 if precision == "float64" else torch.float32
         self.mixed = precision == "bfloat16"
         self.tf32 = precision in ("tf32", "bfloat16")

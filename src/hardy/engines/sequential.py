@@ -29,7 +29,7 @@ class Sequential(Engine):
             batches = self.batches(work.round, slot.client)
             keys = torch.from_numpy(step_keys(self.seed, work.round, self.numbered([slot]), len(batches)))[:, 0]
             for rows, key in zip(batches, keys.to(self.device), strict=True):
-                batch = self.batch(torch.from_numpy(rows).to(self.device))
+                batch = self.batch(torch.from_numpy(rows).to(self.device), key)
                 with self.arithmetic():
                     found = compute_gradients(self.plan, objective, received, state, batch, key, rate, frozen=frozen)
                 state = apply_gradients(self.plan.method.optimiser, objective, state, found, rate)

@@ -188,8 +188,9 @@ class Vectorised(Engine):
         def look(received: Tensors, state: ClientState, rows: Tensor, key: Tensor, rate: Tensor, opening: bool) -> Any:
             own, dims = _opening(received, state) if opening else (state, 0)
             many = vmap(one, (None if one_base else 0, dims, 0, 0, None))
+            batch = self.batch(rows, key)
             with self.arithmetic():
-                return many(received, own, self.batch(rows), key, rate)
+                return many(received, own, batch, key, rate)
 
         make = partial(Lane, look, self.plan.method.optimiser, objective, one_base=one_base, fixed=self.fixed)
         lane = self._held((objective, len(slots), one_base, frozen), make) if self.fixed and not trial else make()

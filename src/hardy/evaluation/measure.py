@@ -160,18 +160,24 @@ class ServedClients:
 
         return self.ask(self.rows, logits, torch.tensor(0))
 
-    def attacked(self, attack: Attack, before: Sequence[Tensor], key: Tensor) -> list[Tensor]:
+    def attacked(
+        self, attack: Attack, before: Sequence[Tensor], key: Tensor, *, ensemble: bool = False
+    ) -> list[Tensor]:
         """The logits after an attack on the rows that were still classified rightly before it; the others keep
-        theirs."""
+        theirs. One shift for all rows is judged on all of them, unless it is a stage of an ensemble."""
 
         def logits(net: Mixture, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
             return self.predicting(net)(attack.perturb(self.attacking(net), x, y, key))
 
         points = max(1, POINTS // attack.points)
         if attack.joint:
-            return self.ask(self.rows, logits, key, points=points, joint=True, common=attack.common)
+            came = self.ask(self.rows, logits, key, points=points, joint=True, common=attack.common)
+            if not ensemble:
+                return came
         upright = self.right(before)
-        if self.together:  # leaving out the fallen would change the statistics of the others
+        if attack.joint:
+            came = [new[mask] for new, mask in zip(came, upright, strict=True)]
+        elif self.together:  # leaving out the fallen would change the statistics of the others
             came = self.ask(self.rows, logits, key, points=points)
             came = [new[mask] for new, mask in zip(came, upright, strict=True)]
         else:
@@ -244,7 +250,7 @@ class LocalMeasure:
     def _under(self, served: ServedClients, threat: Threat, answers: list[Tensor]) -> list[Tensor]:
         refuse_inputs(threat.attack, self.engine.data.shape, bounded=self.engine.data.bounded)
         for name, attack in threat.attack.stages():
-            answers = served.attacked(attack, answers, threat_key(self.engine.seed, threat, name))
+            answers = served.attacked(attack, answers, threat_key(self.engine.seed, threat, name), ensemble=bool(name))
         return answers
 
 

@@ -122,7 +122,7 @@ def note(folder: Path, **outcome: Any) -> None:
 
 def outcome(folder: Path, run: str) -> str | None:
     """How a run ended: "" well, else why not; None: it has not."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         found = json.loads((folder / _OUTCOME).read_text("utf-8"))
         if found["run"] == run:
             return str(found["error"] or "")

@@ -7,6 +7,7 @@ import datetime
 import ipaddress
 import os
 import re
+import secrets
 import ssl
 import stat
 from collections.abc import Sequence
@@ -204,6 +205,14 @@ def _host(host: str) -> Any:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
+
+
+def site_secret(path: Path) -> str:
+    """What a site shows beside its certificate: made at its first start, and kept in its state folder."""
+    if not path.exists():
+        _write_secret(path, secrets.token_hex(32).encode())
+    with disk(str(path)):
+        return path.read_text("ascii")
 
 
 def _write_secret(path: Path, content: bytes) -> None:

@@ -16,7 +16,7 @@ from hardy.core.files import disk, write_atomic
 from hardy.errors import HardyError
 from hardy.flower.app_folder import CONTROL_PORT
 from hardy.flower.audit import AUDIT, Audit
-from hardy.flower.certificates import Keys
+from hardy.flower.certificates import Keys, site_secret
 from hardy.flower.processes import free_port, listens, quiet_environment, start_process, stop_process
 from hardy.flower.proxy import NodeProxy, Refused, ServerProxy
 
@@ -24,7 +24,7 @@ NODES = "HARDY_NODES"
 """names the file in which the server's proxy says which node is which client"""
 SITE = "HARDY_SITE"
 """set for everything a site's node starts: the folder of its state"""
-START = 120.0
+START = 300.0
 """seconds a process may take to come up"""
 CLOCK_OFF = 5.0
 """seconds two clocks may differ: Flower refuses what is signed later than that in its own future"""
@@ -94,7 +94,7 @@ def start_node(
     with disk(str(state)):
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
     audit = Audit(state / AUDIT)
-    proxy = NodeProxy(keys, server, apps, audit)
+    proxy = NodeProxy(keys, server, apps, audit, site_secret(state / f"site-{keys.number}.key"))
     try:
         check_connection(proxy, server)
     except HardyError:

@@ -35,6 +35,8 @@ from hardy.user_code import places
 _LOG = logging.getLogger("hardy.deploy")
 _LOOK = 20.0
 """seconds between two questions whether a run is still alive"""
+_DOUBTS = 3
+"""questions in a row without an answer until it is taken for dead: a busy machine may take minutes for one"""
 _MARK = "HARDY_TRIAL"
 """names the folder of the trial that a process belongs to"""
 
@@ -251,7 +253,7 @@ def follow(
     quiet: bool = True,
 ) -> None:
     """Waits for the end of a run in a folder of this machine."""
-    progress, done, look = Progress(rounds, quiet=quiet), 0, time.monotonic() + _LOOK
+    progress, done, look, doubts = Progress(rounds, quiet=quiet), 0, time.monotonic() + _LOOK, 0
     try:
         while True:
             alive()
@@ -263,7 +265,13 @@ def follow(
                 done = len((out / "metrics.jsonl").read_text("utf-8").splitlines())
             progress.update(done)
             if time.monotonic() > look:  # seldom: each time is a process of some seconds
-                if (word := status()).startswith("finished") and outcome(out, run) is None:
+                try:
+                    word, doubts = status(), 0
+                except HardyError:
+                    word, doubts = "", doubts + 1
+                    if doubts == _DOUBTS and outcome(out, run) is None:
+                        raise
+                if word.startswith("finished") and outcome(out, run) is None:
                     raise HardyError(f"the run over Flower ended as {word}; {out / 'network.log'} says more.")
                 look = time.monotonic() + _LOOK
             time.sleep(0.5)

@@ -47,10 +47,11 @@ class Membership:
     def refresh(self) -> dict[int, int]:
         """Client -> node id of those online now. Nodes not seen before are greeted; their answer counts next time."""
         online = set(self.grid.get_node_ids())
-        self.nodes = {client: node for client, node in self.nodes.items() if node in online}
-        if self.certified is not None:  # a node that was started again has another id
+        if self.certified is not None:  # a node that was started again has another id; others are not even greeted
             known = self.certified()
+            online &= set(known.values())
             self.nodes = {client: node for client, node in self.nodes.items() if known.get(client) == node}
+        self.nodes = {client: node for client, node in self.nodes.items() if node in online}
         self._asked = {node: number for node, number in self._asked.items() if node in online}
         self._greeted = {node: when for node, when in self._greeted.items() if node in online}
         for node, number in list(self._asked.items()):

@@ -27,6 +27,10 @@ from hardy.errors import HardyError
 from hardy.flower import wire
 from hardy.flower.membership import PAUSE, Membership
 
+_EACH = 0.1
+"""seconds between two looks for each reply that is missing: every look is a request for each"""
+_LATER = 60.0
+"""seconds for which Flower keeps a message beyond the deadline: we decide who was silent, not a message that is gone"""
 _LOG = logging.getLogger("flwr")
 
 
@@ -201,7 +205,7 @@ class Flower:
         self, kind: str, round_number: int, clients: Sequence[int], content: Callable[[int], Any]
     ) -> Iterator[tuple[int, Any]]:
         """Asks each client once; (client, reply's content or why there is none) as they come, until the deadline."""
-        began, nodes = time.monotonic(), self.roll.refresh()
+        nodes, began = self.roll.refresh(), time.monotonic()
         pending: dict[str, int] = {}
         most: dict[int, int] = {}
         for client in clients:  # one by one: only one message is held at a time
@@ -211,7 +215,7 @@ class Flower:
             asked = content(client)
             self._count(client, "down", asked)
             most[client] = 4 * wire.size(asked) + 2**20  # what comes back is like what was sent
-            if number := self.roll.push(kind, asked, nodes[client], str(round_number), self.network.deadline):
+            if number := self.roll.push(kind, asked, nodes[client], str(round_number), self.network.deadline + _LATER):
                 pending[number] = client
             else:
                 yield client, "failed: the SuperLink did not take the message"
@@ -224,7 +228,7 @@ class Flower:
                     self._count(client, "up", reply)
                 yield client, reply
             if pending:
-                time.sleep(min(3.0, max(PAUSE, 0.1 * len(pending))))  # every look is a request for each
+                time.sleep(min(3.0, max(PAUSE, _EACH * len(pending))))
         yield from ((client, f"silent: no reply within {self.network.deadline:g} s") for client in pending.values())
 
     def _count(self, client: int, way: str, content: Any) -> None:

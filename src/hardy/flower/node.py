@@ -84,7 +84,7 @@ class Node:
             )
         self.engine = Sequential(
             plan,
-            DeviceData(data, device, chosen.engine.precision),
+            DeviceData(data, device, chosen.engine.precision, chosen.data.augmentation),
             chosen.training,
             seed=chosen.seed,
             first=self.number,

@@ -17,13 +17,14 @@ import sys
 import threading
 import time
 from base64 import urlsafe_b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hardy.core.files import write_atomic
+from hardy.core.json_files import read_json
 from hardy.flower.audit import Audit
 from hardy.flower.certificates import Keys
 from hardy.flower.loopback import same_account
@@ -39,13 +40,15 @@ FLEET = {
 """what a node may ask for; nothing else of Flower passes"""
 CLOCK = "/hardy/clock"
 """answered by the server's end itself"""
+SECRET = "hardy-site"
+"""the header with which a node's end shows the secret of its state folder"""
 LARGEST = 64 * 2**20
 """bytes of one request; Flower cuts tensors into pieces of 5 MiB"""
 ALONE = 60.0
 """seconds for which a certificate stays with the address it was last used from"""
 _HANDSHAKE = 10.0
 _IDLE = 75.0
-_HOP = {"connection", "keep-alive", "host", "content-length", "transfer-encoding", "date", "server"}
+_HOP = {"connection", "keep-alive", "host", "content-length", "transfer-encoding", "date", "server", SECRET}
 _LOG = logging.getLogger("hardy.deploy")
 
 
@@ -118,6 +121,8 @@ class Proxy(ThreadingHTTPServer):
 
     daemon_threads = True
     request_queue_size = 128
+    shown: Mapping[str, str] = {}
+    """headers of its own, on every request that it passes on"""
 
     def __init__(self, address: tuple[str, int], tls: ssl.SSLContext | None) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -165,7 +170,7 @@ class Proxy(ThreadingHTTPServer):
         connection = self.connect()
         with contextlib.closing(connection):
             headers = {name: value for name, value in question.headers.items() if name.lower() not in _HOP}
-            connection.request("POST", question.path, question.body, headers)
+            connection.request("POST", question.path, question.body, {**headers, **self.shown})
             came = connection.getresponse()
             return HttpReply(came.status, dict(came.getheaders()), came.read())
 
@@ -181,10 +186,12 @@ class Proxy(ThreadingHTTPServer):
 
 
 class ServerProxy(Proxy):
-    """The server's end: admits listed certificates, each from one address at a time, and says which node is whom."""
+    """The server's end: admits listed certificates, each of the site that came with it first and from one address at a
+    time, and says which node is whom."""
 
     def __init__(self, address: tuple[str, int], keys: Keys, superlink: int, nodes: Path) -> None:
         self.keys, self.superlink, self.nodes = keys, superlink, nodes
+        self._sites = Sites(nodes.with_name("sites.json"))
         self._seen: dict[int, tuple[str, float]] = {}
         self._online = _remembered_nodes(nodes)
         self._lock = threading.Lock()
@@ -208,6 +215,7 @@ class ServerProxy(Proxy):
         number = self._number(question.peer)
         now = time.monotonic()
         with self._lock:
+            self._sites.recognise(number, question.peer.certificate or b"", question.headers)
             address, when = self._seen.get(number, (question.peer.address, now))
             if address != question.peer.address and now - when < ALONE:
                 raise Refused(f"the certificate of node-{number} is in use from {address}")
@@ -237,6 +245,39 @@ class ServerProxy(Proxy):
         return reply
 
 
+class Sites:
+    """Which site each certificate belongs to: the one that came with it first. A site shows a secret that it has made
+    itself and keeps in its state folder, so the keys alone, stolen on their way or from a backup, are of no use."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._known = self._read()
+
+    def recognise(self, number: int, certificate: bytes, headers: Mapping[str, str]) -> None:
+        """Raises Refused unless the secret among the headers is the one first shown with the certificate."""
+        secret = next((value for name, value in headers.items() if name.lower() == SECRET), "")
+        name, found = f"node-{number}", [_sha256(certificate), _sha256(secret.encode())]
+        if len(secret) < 32:
+            raise Refused(f"{name} shows no secret of its site; it was not started by `hardy deploy node`")
+        if self._known.get(name) == found:
+            return
+        self._known = self._read()  # the operator may have taken a line out
+        known = self._known.get(name, found)
+        if known[0] == found[0] and known != found:
+            raise Refused(
+                f"the certificate of {name} belongs to a site with another --state folder. If that folder is lost, the "
+                f"server's operator takes {name} out of {self.path.name} in the server's state"
+            )
+        self._known[name] = found
+        write_atomic(self.path, json.dumps(self._known, indent=1).encode())
+
+    def _read(self) -> dict[str, list[str]]:
+        if not self.path.exists():
+            return {}
+        found = read_json(self.path, dict, "Restore it; without it a stolen key would be as good as the site's.")
+        return {str(name): [str(one) for one in pair] for name, pair in found.items()}
+
+
 class NodeProxy(Proxy):
     """The site's end: shows the site's certificate, and lets an app through only if the site has agreed to it.
 
@@ -245,10 +286,10 @@ class NodeProxy(Proxy):
     to the server with an error, and never unpacked.
     """
 
-    def __init__(self, keys: Keys, server: tuple[str, int], agreed: Sequence[str], audit: Audit) -> None:
+    def __init__(self, keys: Keys, server: tuple[str, int], agreed: Sequence[str], audit: Audit, secret: str) -> None:
         from cryptography.hazmat.primitives.asymmetric import ed25519
 
-        self.upstream, self.agreed, self.audit = server, frozenset(agreed), audit
+        self.upstream, self.agreed, self.audit, self.shown = server, frozenset(agreed), audit, {SECRET: secret}
         self._tls, self._signs = keys.context(), ed25519.Ed25519PrivateKey.generate()
         super().__init__(("127.0.0.1", 0), None)
 
@@ -266,7 +307,7 @@ class NodeProxy(Proxy):
         """Seconds by which this machine's clock is ahead of the server's; Refused if the server does not let us in."""
         began = time.time()
         with contextlib.closing(self.connect()) as connection:
-            connection.request("POST", CLOCK, b"")
+            connection.request("POST", CLOCK, b"", dict(self.shown))
             came = connection.getresponse()
             said = came.read()
         if came.status != 200:
@@ -311,6 +352,10 @@ class NodeProxy(Proxy):
             found.fab.content = b""
             self.refused(f"run {asked.run_id}: app {name} is not one that this site has agreed to")
         return bytes(found.SerializeToString())
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _remembered_nodes(path: Path) -> dict[str, int]:

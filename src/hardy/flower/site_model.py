@@ -5,6 +5,7 @@ is over, with the figures it has measured.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from hardy.errors import HardyError
 from hardy.evaluation import serving
 from hardy.evaluation.measure import LocalMeasure
 from hardy.flower.node import Given, Node
+from hardy.parts.metrics import to_metrics
 from hardy.runs.checkpoint import load_tensors, save_tensors
 from hardy.runs.run import Run, RunTotals
 
@@ -58,9 +60,12 @@ class SiteModel:
     figures: dict[str, float]
     """accuracy by question, as the node measured it: test, validation, test/pgd-20, ..."""
 
-    def evaluate(self, threats: list[str], part: DataPart = "test") -> dict[str, float]:
-        """The share of its own rows that the network classifies rightly, clean and under each threat."""
-        asked = [Question(part), *(Question(part, threat) for threat in threats)]
+    def evaluate(
+        self, threats: Sequence[str] = (), part: DataPart = "test", metrics: str | Sequence[Any] = ()
+    ) -> dict[str, float]:
+        """The share of its own rows that the network classifies rightly, and metrics, clean and under each threat."""
+        figures = (None, *to_metrics(metrics))
+        asked = [Question(part, threat, metric) for threat in ("", *threats) for metric in figures]
         engine = self.run.needs_local("hardy site evaluate")
         found = LocalMeasure(engine).measure(self.run.state, asked, self.run.branches)
         return {str(question): value for question, (value,) in zip(asked, found, strict=True) if value is not None}

@@ -6,6 +6,7 @@ client, and needs no row to leave a node of a network.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from torch.nn import functional as F
 
 from hardy.core.metric import Metric
 from hardy.errors import HardyError
-from hardy.registry import find, part
+from hardy.registry import OF_FUNCTION, find, part
+from hardy.user_code import named_by_user
 
 _ONE_CLASS = "its rows are all of one class"
 
@@ -177,10 +179,18 @@ def _made(function: Measure, higher_is_better: bool, undefined_when: str) -> typ
     return dataclass(frozen=True, kw_only=True)(type(function.__name__, (Metric,), content))
 
 
+@cache
+def _of_function(function: Measure) -> type[Metric]:
+    return _made(function, True, Metric.undefined_when)
+
+
+OF_FUNCTION["metric"] = _of_function
+
+
 def to_metrics(given: str | Any) -> tuple[Metric, ...]:
     """Metrics from names ("auroc,ece", or a list), metrics, and functions of logits and labels; no two of one name."""
     words = [word.strip() for word in given.split(",") if word.strip()] if isinstance(given, str) else given
-    found = tuple(map(_to_metric, words))
+    found = tuple(_to_metric(named_by_user(word) if isinstance(word, str) else word) for word in words)
     for at, one in enumerate(found):
         if one.name in {earlier.name for earlier in found[:at]}:
             raise HardyError(f"metric {one.name!r} is named twice; its figures would take each other's place.")
@@ -196,7 +206,7 @@ def _to_metric(given: Any) -> Metric:
         made: Metric = find("metric", given)()
         return made
     if callable(given):
-        return _made(given, True, Metric.undefined_when)()
+        return _of_function(given)()
     raise HardyError(f"{given!r} is no metric; give a name, a metric, or a function of logits and labels.")
 
 

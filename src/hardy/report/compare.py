@@ -1,5 +1,6 @@
 """Several runs side by side."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -85,10 +86,14 @@ class Comparison:
         worse = any(one is not None and one.beyond_chance for one in found.values())
         return {first, *tied} if worse else set()
 
+    @property
+    def accuracies(self) -> list[Column]:
+        """The columns of accuracies."""
+        return [column for column in self.columns if column.scale == 100]
+
     def difference_cells(self) -> Cells:
         """The rows after the first minus the first, ± standard error, with a head; empty where nothing is paired."""
-        columns = [column for column in self.columns if column.scale == 100]
-        lines = []
+        columns, lines = self.accuracies, []
         for row in self.rows[1:]:
             found = [difference(row, self.rows[0], column.keys) for column in columns]
             pairs = dict.fromkeys(f"{one.pairs} {one.over}" for one in found if one)
@@ -100,8 +105,8 @@ class Comparison:
     def __str__(self) -> str:
         differences = self.difference_cells()
         blocks = [
-            _aligned([self.head(), *self.cells()], words=2),
-            _aligned(differences, words=2) if differences else "",
+            aligned([self.head(), *self.cells()], words=2),
+            aligned(differences, words=2) if differences else "",
             "\n".join(unlike(self.rows)),
         ]
         return "\n\n".join(block for block in blocks if block)
@@ -113,7 +118,7 @@ def _difference_cell(found: Difference | None) -> str:
     return f"{100 * found.mean:+.1f} ± {100 * found.error:.1f}{' *' if found.beyond_chance else ''}"
 
 
-def _aligned(lines: Cells, words: int) -> str:
+def aligned(lines: Cells, words: int) -> str:
     """Words to the left, numbers to the right; a mark hangs behind its number, so that numbers stay in line."""
     wide = [max(len(line[at].removesuffix(" *")) for line in lines) for at in range(len(lines[0]))]
     text = []
@@ -125,6 +130,17 @@ def _aligned(lines: Cells, words: int) -> str:
         ]
         text.append("  ".join([*left, *right]).rstrip())
     return "\n".join(text)
+
+
+def accuracy_cell(row: Row, keys: Sequence[str]) -> str:
+    """An accuracy in % with its standard error, where it is known: over the seeds, or of the test images of one run."""
+    found = [value for run in row.runs if (value := number(run.summary, *keys)) is not None]
+    if not found:
+        return "–"
+    error = stdev(found) / math.sqrt(len(found)) if len(found) > 1 else None
+    if len(row.runs) == 1 and keys[-1] == "mean":
+        error = number(row.runs[0].summary, *keys[:-1], "standard_error")
+    return f"{100 * mean(found):.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
 
 
 def _row(path: Path, name: str) -> Row:

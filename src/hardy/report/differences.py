@@ -19,6 +19,8 @@ _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.22
 """97.5 % quantiles for 1 ... 10 degrees of freedom"""
 _HELD = ("domain", "train", "validation", "test", "labels")
 """what clients.json says of a client's rows"""
+_ABILITIES = ("adversarial", "augmentation", "capacity")
+"""keys of [data] that leave the rows as they are"""
 
 
 def student(freedom: int) -> float:
@@ -131,7 +133,9 @@ def _held(run: StoredRun) -> list[list[Any]]:
 
 
 def _same_data(run: StoredRun, other: StoredRun) -> bool:
-    return _data(run) == _data(other) and _held(run) == _held(other)
+    """Whether both dealt the same rows to the same clients, whatever these can afford and how they train on them."""
+    tables = [{key: value for key, value in _data(one).items() if key not in _ABILITIES} for one in (run, other)]
+    return tables[0] == tables[1] and _held(run) == _held(other)
 
 
 def _same_clients(rows: Sequence[Row]) -> bool:

@@ -100,8 +100,8 @@ def save_tensors(
     `also` ends the message if it fails."""
     if bad := [name for name, value in values.items() if not _finite(value)]:
         raise HardyError(
-            f"round {round_number} left {printable(min(bad))} with numbers that are not finite; it is not saved. Lower "
-            f"training.rate or tighten [admission].{also}"
+            f"round {round_number} left {_whose(min(bad), values)} with numbers that are not finite; it is not saved. "
+            f"Lower training.rate or tighten [admission].{also}"
         )
     content = save({name: value.contiguous().cpu() for name, value in values.items()})
     digest = hashlib.sha256(content).hexdigest()
@@ -167,6 +167,15 @@ def _read(path: Path) -> tuple[dict[str, Any], Tensors]:
 
 def _finite(value: torch.Tensor) -> bool:
     return not value.is_floating_point() or bool(value.isfinite().all())
+
+
+def _whose(name: str, values: Tensors) -> str:
+    """A tensor that is not finite, and of which clients where each has its own."""
+    if not name.startswith(("private/", "reported/")):
+        return printable(name)
+    clients = [str(client) for client, own in enumerate(values[name]) if not _finite(own)]
+    more = ", ..." if len(clients) > 8 else ""
+    return f"{printable(name)} of client {', '.join(clients[:8])}{more}"
 
 
 def _intact(folder: Path) -> str:

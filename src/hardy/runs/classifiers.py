@@ -17,6 +17,7 @@ from hardy.attacks.threats import Threat, parse_threat, parse_threats
 from hardy.core import random
 from hardy.core.box import inputs
 from hardy.core.federation import Federation
+from hardy.core.metric import Metric
 from hardy.data import sources
 from hardy.data.dataset import Dataset
 from hardy.data.given import OwnData, as_data
@@ -25,7 +26,8 @@ from hardy.data.own_files import looks_like_path, read_own
 from hardy.deploy.onnx_file import open_onnx
 from hardy.errors import HardyError
 from hardy.evaluation.checks import check
-from hardy.evaluation.measure import standard_error
+from hardy.evaluation.measure import measured, standard_error
+from hardy.parts.metrics import to_metrics
 
 Classifier = nn.Module | Callable[[Any], Any] | Path | str
 """a module, a function of images in [0, 1] that gives logits, or the path of an ONNX file"""
@@ -46,13 +48,15 @@ def evaluate_classifier(
     data: OwnData | str | Path,
     threats: str | Sequence[str | Threat] = (),
     *,
+    metrics: str | Sequence[Any] = (),
     limit: int | None = None,
     seed: int = 0,
     checks: bool = True,
     value_range: ValueRange = None,
     channels: Channels | None = None,
 ) -> dict[str, Any]:
-    """Accuracy of a classifier, clean and under threats, each with its standard error, and the red flags.
+    """Accuracy of a classifier, clean and under threats, each with its standard error, and the red flags; `metrics`
+    such as "auroc,ece" besides (None: undefined on these rows).
 
     `data` is (x, y), a torch Dataset, a path (.npz, .csv, a folder of pictures) or a data set by name; of a data set
     with test rows, those count. Modules are measured in evaluation mode. A function or file that gives no gradient can
@@ -62,6 +66,7 @@ def evaluate_classifier(
         raise HardyError(f"limit is {limit}; it must be 1 or more rows.")
     given = parse_threats(threats) if isinstance(threats, str) and threats.strip() else threats or ()
     chosen = {t.name: t for t in (parse_threat(t) if isinstance(t, str) else t for t in given)}
+    figures = to_metrics(metrics)
     with _evaluating(model) as forward:
         with _silent():  # about labels, which are numbered anew until the number of classes is known
             shown = _rows(data, None, limit, value_range, channels)
@@ -72,58 +77,76 @@ def evaluate_classifier(
             refuse_inputs(threat.attack, rows.x.shape[1:], bounded=rows.bounded)
             _refuse_gradients(threat, gradients=gradients)
         with inputs(bounded=rows.bounded):
-            return _measured(forward, rows, list(chosen.values()), classes, seed, checks=checks, gradients=gradients)
+            return _measured(
+                forward, rows, list(chosen.values()), figures, classes, seed, checks=checks, gradients=gradients
+            )
 
 
 def _measured(
     forward: Forward,
     rows: LabelledInputs,
     threats: Sequence[Threat],
+    metrics: Sequence[Metric],
     classes: int,
     seed: int,
     *,
     checks: bool,
     gradients: bool,
 ) -> dict[str, Any]:
-    standing = _right(forward, rows.x, rows.y)
-    found: dict[str, Any] = {"classes": classes, "standard_accuracy": _figures(standing), "robust_accuracy": {}}
+    clean = _answers(forward, rows.x)
+    found: dict[str, Any] = {"classes": classes, "standard_accuracy": _figures(clean, rows.y), "robust_accuracy": {}}
+    if metrics:
+        found |= {"metrics": _metrics(metrics, clean, rows.y), "robust_metrics": {}}
     key = random.fold(torch.tensor(seed, device=rows.x.device), "evaluate")
     if checks and threats and rows.x.dim() == 4 and rows.bounded:
         flags = check(forward, rows.x, rows.y, random.fold(key, "checks"), gradients=gradients)
         found["flags"] = [dataclasses.asdict(flag) for flag in flags]
-    done: dict[Attack, dict[str, Any]] = {}  # an attack under two names runs once
+    done: dict[Attack, tuple[Tensor, dict[str, Any]]] = {}  # an attack under two names runs once
     for threat in threats:
         if threat.attack not in done:
-            left, stages = standing, {}
+            logits, stages = clean, {}
             for stage, attack in threat.attack.stages():
-                left = _attacked(forward, attack, rows, left, random.fold(key, threat.name, stage))
-                stages[stage] = float(left.double().mean())
-            done[threat.attack] = {**_figures(left), "stages": stages, "notes": _notes(threat.attack, classes)}
-        found["robust_accuracy"][threat.name] = done[threat.attack]
+                at = random.fold(key, threat.name, stage)
+                logits = _attacked(forward, attack, rows, logits, at, ensemble=bool(stage))
+                stages[stage] = _figures(logits, rows.y)["mean"]
+            words = {"stages": stages, "notes": _notes(threat.attack, classes)}
+            done[threat.attack] = logits, {**_figures(logits, rows.y), **words}
+        logits, found["robust_accuracy"][threat.name] = done[threat.attack]
+        if metrics:
+            found["robust_metrics"][threat.name] = _metrics(metrics, logits, rows.y)
     return found
 
 
-def _figures(standing: Tensor) -> dict[str, Any]:
-    mean = float(standing.double().mean())
-    return {"mean": mean, "standard_error": standard_error([mean], [len(standing)]), "images": len(standing)}
+def _figures(logits: Tensor, y: Tensor) -> dict[str, Any]:
+    mean = float((logits.argmax(1) == y).double().mean())
+    return {"mean": mean, "standard_error": standard_error([mean], [len(y)]), "images": len(y)}
+
+
+def _metrics(metrics: Sequence[Metric], logits: Tensor, y: Tensor) -> dict[str, float | None]:
+    return {metric.name: measured(metric, logits.cpu(), y.cpu()) for metric in metrics}
 
 
 @torch.no_grad()
-def _right(forward: Forward, x: Tensor, y: Tensor) -> Tensor:
-    starts = range(0, len(x), _IMAGES)
-    return torch.cat([forward(x[at : at + _IMAGES]).argmax(1) == y[at : at + _IMAGES] for at in starts])
+def _answers(forward: Forward, x: Tensor) -> Tensor:
+    return torch.cat([forward(x[at : at + _IMAGES]) for at in range(0, len(x), _IMAGES)])
 
 
-def _attacked(forward: Forward, attack: Attack, rows: LabelledInputs, standing: Tensor, key: Tensor) -> Tensor:
-    """Which rows are left of those that stood; an attack on all images together is judged on all."""
+def _attacked(
+    forward: Forward, attack: Attack, rows: LabelledInputs, before: Tensor, key: Tensor, *, ensemble: bool
+) -> Tensor:
+    """The logits after an attack on the rows that were still classified rightly; the others keep theirs. An attack on
+    all images together is judged on all, unless it is a stage of an ensemble."""
+    standing = before.argmax(1) == rows.y
     if attack.joint:
-        return _right(forward, attack.perturb(forward, rows.x, rows.y, key), rows.y)
-    left, upright, size = standing.clone(), standing.nonzero()[:, 0], max(1, _IMAGES // attack.points)
+        answers = _answers(forward, attack.perturb(forward, rows.x, rows.y, key))
+        return torch.where(standing[:, None], answers, before) if ensemble else answers
+    upright, size = standing.nonzero()[:, 0], max(1, _IMAGES // attack.points)
+    after = before.clone()
     for start in range(0, len(upright), size):
         index = upright[start : start + size]
         x, y = rows.x[index], rows.y[index]
-        left[index] = _right(forward, attack.perturb(forward, x, y, random.fold(key, start)), y)
-    return left
+        after[index] = _answers(forward, attack.perturb(forward, x, y, random.fold(key, start)))
+    return after
 
 
 def _notes(attack: Attack, classes: int) -> list[str]:

@@ -12,6 +12,7 @@ from hardy.core.method import Plan
 from hardy.core.net import Net
 from hardy.core.protocols import Batch, Objective
 from hardy.core.tensors import ImageShape, Tensors
+from hardy.data.augmentation import Augmentation
 from hardy.models.count import count_macs
 from hardy.runs.run import Run
 
@@ -19,9 +20,10 @@ _IMAGES = 12
 """of the batch that is counted; a loss may split it"""
 
 
-def image_macs(plan: Plan, objective: Objective, shape: ImageShape) -> int:
-    """Multiply-accumulates that one image takes in a training step: all products of the forward and backward passes
-    that this objective makes, attacks included, counted by running the step on tensors without data."""
+def image_macs(plan: Plan, objective: Objective, shape: ImageShape, augmentation: Augmentation | None = None) -> int:
+    """Multiply-accumulates that one image takes in a training step: all products of the augmentation and of the forward
+    and backward passes that this objective makes, attacks included, counted by running the step on tensors without
+    data."""
 
     model = plan.model
     constants = {n: t for n, t in model.named_buffers() if n not in plan.tags}
@@ -33,19 +35,20 @@ def image_macs(plan: Plan, objective: Objective, shape: ImageShape) -> int:
         start = here({**plan.start, **constants})
         net = Net(model, tensors.select(start, plan.trained), tensors.select(start, [*plan.buffers, *constants]))
         y, key = (torch.zeros(size, dtype=torch.int64, device=device) for size in (_IMAGES, ()))
-        batch, private = Batch(torch.zeros(_IMAGES, *shape, device=device), y), here(objective.private(shape, _IMAGES))
-        objective.gradient(objective, net, private, batch, key, start)
+        x, private = torch.zeros(_IMAGES, *shape, device=device), here(objective.private(shape, _IMAGES))
+        x = x if augmentation is None else augmentation.apply(x, key)
+        objective.gradient(objective, net, private, Batch(x, y), key, start)
 
     return count_macs(step) // _IMAGES
 
 
 def macs_of_a_round(run: Run, round_number: int) -> dict[int, int]:
     """Client -> multiply-accumulates of its round."""
-    engine, spent = run.engine, defaultdict[int, int](int)
+    engine, spent, change = run.engine, defaultdict[int, int](int), run.experiment.data.augmentation
     for slot in run.server.ask(round_number).slots:
         objective = engine.plan.objective(engine.data.clients[slot.client], round_number)
         if objective not in run.counted:
-            run.counted[objective] = image_macs(engine.plan, objective, engine.data.shape)
+            run.counted[objective] = image_macs(engine.plan, objective, engine.data.shape, change)
         examples = engine.training.examples(len(engine.train_rows[slot.client]), round_number)
         spent[slot.client] += examples * run.counted[objective]
     return spent

@@ -98,7 +98,7 @@ def evaluate_run(
     for done, (threat, name, attack) in enumerate(stages, 1):
         if not record.alias(threat) and record.needs(threat, name):
             before = record.answers_after(threat, answers)
-            after = served.attacked(attack, before, threat_key(seed, threat, name))
+            after = served.attacked(attack, before, threat_key(seed, threat, name), ensemble=bool(name))
             record.put(threat, name, after, last=name == threat.attack.stages()[-1][0])
         progress.update(done, f"{threat.name} {name}")
     progress.close()

@@ -184,9 +184,12 @@ def refuse_changes(folder: Path, text: str, chosen: Experiment, before: dict[str
         return
     shown = [f"{key} was {old.get(key, 'absent')!r}, is {new.get(key, 'absent')!r}" for key in differ[:6]]
     more = f"; and {len(differ) - 6} more keys" if len(differ) > 6 else ""
+    way = "go on with the change: `hardy resume --allow-change` (allow_change=True in Python)"
+    if chosen.engine.name == "flower":
+        way = "start a new run: nodes have agreed to the experiment as it was"
     raise HardyError(
         f"{folder / 'config.toml'} is not the experiment of its checkpoint: {'; '.join(shown)}{more}. Put back what "
-        "was there, or go on with the change: `hardy resume --allow-change` (allow_change=True in Python)."
+        f"was there, or {way}."
     )
 
 

@@ -201,6 +201,9 @@ def _evaluate(run: Run, line: dict[str, Any]) -> bool:
     if choice.select:
         places["selection"] = Question("validation", choice.select)
     found = _measured(run, [q._replace(metric=m) for q in places.values() for m in (None, *choice.metrics)])
+    if run.local is None:
+        for known in (value for question, value in found.items() if question.part == "validation"):
+            known["median"] = _median(known)
     for place, question in places.items():
         line[f"{place}_accuracy"] = found[question]
         if choice.metrics:
@@ -213,20 +216,25 @@ def _evaluate(run: Run, line: dict[str, Any]) -> bool:
     return _note_best(run, line)
 
 
-def _typical(run: Run, figures: dict[str, Any]) -> float | None:
-    """The mean over clients; over a network, where each figure is a client's own word, the median, so that no client
-    alone can say which round is the best."""
-    known = [value for value in figures["by_client"] if value is not None]
-    mean: float | None = figures["mean"]
-    return median(known) if known and run.local is None else mean
+def _median(found: dict[str, Any]) -> float | None:
+    """Over clients. Over a network each figure is a client's own word: the median chooses the best round and ends a run
+    early, so that no client can do that alone."""
+    known = [value for value in found["by_client"] if value is not None]
+    return median(known) if known else None
+
+
+def _typical(found: dict[str, Any]) -> float | None:
+    """What is compared over rounds: the mean over clients, over a network the median."""
+    chosen: float | None = found.get("median", found["mean"])
+    return chosen
 
 
 def _note_best(run: Run, line: dict[str, Any]) -> bool:
     """Whether the round is the best so far by what the experiment selects on."""
     choice, best = run.experiment.evaluation, run.figures.best
     place = "selection" if choice.select else "validation"
-    accuracy, metric = _typical(run, line[f"{place}_accuracy"]), choice.selecting_metric
-    score = _typical(run, line[f"{place}_metrics"][metric.name]) if metric else accuracy
+    accuracy, metric = _typical(line[f"{place}_accuracy"]), choice.selecting_metric
+    score = _typical(line[f"{place}_metrics"][metric.name]) if metric else accuracy
     if best is not None and (best.get("select"), best.get("metric")) != (choice.select, choice.select_metric):
         best = None  # the run goes on by another measure
     sign = 1 if metric is None or metric.higher_is_better else -1
@@ -271,7 +279,7 @@ def _measure_finished(run: Run, saving: _Saving | None, *, quiet: bool) -> None:
             evaluate_settings(run, robustness=choice.robustness, threats=threats, quiet=quiet, report=False)
     missing = [name for threat in choice.threats if not _known(run, name := parse_threat(threat).name)]
     if missing and run.local:
-        result = evaluate_run(run, missing, quiet=quiet, report=False)
+        result = evaluate_run(run, missing, checks=choice.checks, quiet=quiet, report=False)
         run.robust |= published(result)
         run.robust_metrics |= published_metrics(result)
     elif missing:

@@ -100,7 +100,7 @@ def prepare(
     if network is not None:
         engine = measures = network(plan, data)
     else:
-        device_data = DeviceData(data, device, experiment.engine.precision)
+        device_data = DeviceData(data, device, experiment.engine.precision, experiment.data.augmentation)
         engine = here = experiment.engine.make(plan, device_data, experiment.training, seed=experiment.seed)
         measures = LocalMeasure(here)
     state = server.start()
@@ -145,6 +145,8 @@ def bind(
             f"optimiser is {experiment.optimiser}, but the method given as an object has one of its own, which counts. "
             "Give it to the method, or leave it out."
         )
+    if experiment.data.augmentation is not None:
+        experiment.data.augmentation.check(data.shape, experiment.training)
     chosen = method or config.method(experiment)
     build = model_builder(experiment.model if model is None else model, data, chosen.budget.base_width)
     with torch.random.fork_rng(devices=[]):

@@ -1,6 +1,7 @@
 """What the clients of a network say of themselves, as a run folder keeps it (network.json)."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,6 +14,8 @@ from hardy.core.json_files import read_sealed, write_sealed
 from hardy.errors import HardyError, printable
 
 KINDS = ("", "AT", "ST")
+_LARGEST_INPUT = 2**27
+"""numbers in one input; the server makes room for one"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,7 @@ class Profile:
             raise ValueError(f"counts {printable(counts, 200)}; a client holds 1 training example or more")
         if (rows := max(counts.values())) > most_rows:
             raise ValueError(f"it says it holds {printable(rows)} rows, limit {most_rows} (admission.most_rows)")
-        if len(shape) not in (1, 3) or not 1 <= min(shape) <= max(shape) <= 10**6 or not classes:
+        if len(shape) not in (1, 3) or min(shape) < 1 or math.prod(shape) > _LARGEST_INPUT or not classes:
             raise ValueError(f"inputs {printable(shape)} of {len(classes)} classes")
         if kind not in KINDS or not 0 < capacity <= 1:
             raise ValueError(

@@ -13,11 +13,14 @@ from typing import Any
 
 from hardy import config
 from hardy.config import Experiment
-from hardy.core.files import disk, write_atomic
+from hardy.core.files import disk, file_lock, refuse_links, write_atomic
+from hardy.core.json_files import read_sealed
 from hardy.errors import HardyError
+from hardy.evaluation.record import EVALUATION_LOCK
 from hardy.report.compare import over_seeds, seeds_summary
 from hardy.report.stored_run import seed_folders
 from hardy.runs.api import fit, resume
+from hardy.runs.folder import locked
 from hardy.runs.run import Run
 from hardy.user_code import RUN_FOLDER
 
@@ -43,16 +46,35 @@ def resume_seeds(
 ) -> Iterator[Run]:
     """Goes on with every seed that is not finished or not begun, and gives each run when it is; then writes
     summary.json."""
-    found = seed_folders(folder)
-    for seed, where in found.items():
-        if (where / "config.toml").exists():
-            yield resume(where, data_folder=data_folder, quiet=quiet, remark=remark, allow_change=allow_change)
-            continue
-        if not (folder / "experiment.toml").exists():
-            raise HardyError(f"{where} was not begun and {folder} has no experiment.toml. Run the experiment again.")
-        chosen = replace(config.read(str(folder / "experiment.toml"), allow=RUN_FOLDER), seed=seed)
-        yield fit(chosen, out=where, data_folder=data_folder, quiet=quiet)
-    write_seeds_summary(folder)
+    with locked(folder):
+        for seed, where in seed_folders(folder).items():
+            if (where / "config.toml").exists():
+                yield resume(where, data_folder=data_folder, quiet=quiet, remark=remark, allow_change=allow_change)
+                continue
+            if not (folder / "experiment.toml").exists():
+                raise HardyError(
+                    f"{where} was not begun and {folder} has no experiment.toml. Run the experiment again."
+                )
+            chosen = replace(config.read(str(folder / "experiment.toml"), allow=RUN_FOLDER), seed=seed)
+            yield fit(chosen, out=where, data_folder=data_folder, quiet=quiet)
+        write_seeds_summary(folder)
+
+
+def run_or_resume(
+    folder: Path, seeds: int, *, data_folder: Path | str | None, quiet: bool, remark: Callable[[str], None]
+) -> None:
+    """Runs the experiment.toml of a folder there, with one seed or several, or goes on with what was begun."""
+    if seeds == 1 and (folder / "config.toml").exists():
+        resume(folder, data_folder=data_folder, quiet=quiet, remark=remark)
+        return
+    chosen = config.read(folder / "experiment.toml", allow=RUN_FOLDER)
+    if seeds == 1:
+        fit(chosen, out=folder, data_folder=data_folder, quiet=quiet)
+        return
+    if not seed_folders(folder):
+        start_seeds(chosen, folder, seeds)
+    for _ in resume_seeds(folder, data_folder=data_folder, quiet=quiet, remark=remark):
+        pass
 
 
 def finished_seeds(folder: Path) -> list[Path]:
@@ -75,16 +97,22 @@ def write_seeds_summary(folder: Path) -> dict[str, Any]:
 
 
 def write_seeds_evaluation(folder: Path, found: Sequence[dict[str, Any]], *, best: bool) -> tuple[Path, dict[str, Any]]:
-    """evaluation.json of a folder of seeds, from what hardy.evaluate found of each; summary.json is written anew."""
+    """evaluation.json of a folder of seeds, from all that is known of each, and the mean of what hardy.evaluate has now
+    found; summary.json is written anew."""
+    refuse_links(folder)
+    places = [where / "best" if best else where for where in finished_seeds(folder)]
     path = folder / "best" / "evaluation.json" if best else folder / "evaluation.json"
     with disk(str(path)):
         path.parent.mkdir(exist_ok=True)
     made = [one["provenance"] for one in found]
-    over = over_seeds(found)
     told = {"seeds": [one["seed"] for one in made], "settings": made[0]["settings"], "versions": made[0]["versions"]}
-    write_atomic(path, json.dumps({**over, "provenance": told}, indent=2).encode())
-    write_seeds_summary(folder)
-    return path, over
+    with file_lock(folder / EVALUATION_LOCK, wait=True):
+        known = [read_sealed(where / "evaluation.json", "Remove it, and evaluate again.") for where in places]
+        if any(one.get("provenance") != then for one, then in zip(known, made, strict=True)):
+            known = list(found)  # another evaluation, with other settings, has taken its place
+        write_atomic(path, json.dumps({**over_seeds(known), "provenance": told}, indent=2).encode())
+        write_seeds_summary(folder)
+    return path, over_seeds(found)
 
 
 def one_seed(folder: Path, seed: int | None) -> Path:

@@ -7,7 +7,6 @@ Test rows choose nothing: the test accuracy of the chosen setting alone is given
 """
 
 import itertools
-import json
 import math
 import random
 import re
@@ -21,10 +20,11 @@ from torch import OutOfMemoryError
 from hardy import config
 from hardy.config import Experiment
 from hardy.core.files import disk, write_atomic
+from hardy.core.json_files import read_sealed, write_sealed
 from hardy.errors import HardyError
 from hardy.report.stored_run import number, read_run, seed_folders
-from hardy.runs.api import fit, resume
-from hardy.runs.seeds import resume_seeds, start_seeds
+from hardy.runs.folder import locked
+from hardy.runs.seeds import run_or_resume
 from hardy.user_code import RUN_FOLDER
 
 _MOST = 1000
@@ -160,44 +160,25 @@ def resume_sweep(
 ) -> Iterator[dict[str, Any]]:
     """Goes on with the settings that have no figures yet, and gives the row of each when it has. A setting that cannot
     be run is noted and left; the others go on. At last the best one is chosen."""
-    record = read_sweep(folder)
-    for row in record["settings"]:
-        if "validation_accuracy" not in row:
-            row.pop("failed", None)
-            try:
-                _train(folder, row, record["seeds"], data_folder, quiet, remark)
-                row |= _figures(folder / row["folder"])
-            except (HardyError, MemoryError, OutOfMemoryError) as error:
-                row["failed"] = str(error)
-            _write(folder, record)
-        yield row
-    ranked = rank(record["settings"])
-    if not ranked:
-        raise HardyError(f"no setting of {folder} could be run; the first: {record['settings'][0]['failed']}")
-    best = ranked[0]
-    record["chosen"] = {**best, "test_accuracy": _figures(folder / best["folder"], test=True)["test_accuracy"]}
-    _write(folder, record)
-
-
-def _train(
-    folder: Path,
-    row: dict[str, Any],
-    seeds: int,
-    data_folder: Path | str | None,
-    quiet: bool,
-    remark: Callable[[str], None],
-) -> None:
-    where = folder / row["folder"]
-    chosen = config.read(where / "experiment.toml", allow=RUN_FOLDER)
-    if seeds > 1:
-        if not seed_folders(where):
-            start_seeds(chosen, where, seeds)
-        for _ in resume_seeds(where, data_folder=data_folder, quiet=quiet, remark=remark):
-            pass
-    elif (where / "config.toml").exists():
-        resume(where, data_folder=data_folder, quiet=quiet, remark=remark)
-    else:
-        fit(chosen, out=where, data_folder=data_folder, quiet=quiet)
+    with locked(folder):
+        record = read_sweep(folder)
+        for row in record["settings"]:
+            if "validation_accuracy" not in row:
+                row.pop("failed", None)
+                try:
+                    where = folder / row["folder"]
+                    run_or_resume(where, record["seeds"], data_folder=data_folder, quiet=quiet, remark=remark)
+                    row |= _figures(where)
+                except (HardyError, MemoryError, OutOfMemoryError) as error:
+                    row["failed"] = str(error)
+                _write(folder, record)
+            yield row
+        ranked = rank(record["settings"])
+        if not ranked:
+            raise HardyError(f"no setting of {folder} could be run; the first: {record['settings'][0]['failed']}")
+        best = ranked[0]
+        record["chosen"] = {**best, "test_accuracy": _figures(folder / best["folder"], test=True)["test_accuracy"]}
+        _write(folder, record)
 
 
 def _figures(where: Path, *, test: bool = False) -> dict[str, float]:
@@ -219,15 +200,16 @@ def rank(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def read_sweep(folder: Path) -> dict[str, Any]:
     """What sweep.json holds."""
+    path, remedy = folder / "sweep.json", "Start the sweep again elsewhere."
+    record = read_sealed(path, remedy)
     try:
-        record: dict[str, Any] = json.loads((folder / "sweep.json").read_text("utf-8"))
         if not all(re.fullmatch(r"setting-\d+", row["folder"]) and row["overrides"] for row in record["settings"]):
             raise ValueError("a setting without folder or overrides")
         int(record["seeds"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise HardyError(f"cannot read {folder / 'sweep.json'}: {error}. Start the sweep again elsewhere.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise HardyError(f"cannot read {path}: {error}. {remedy}") from error
     return record
 
 
 def _write(folder: Path, record: dict[str, Any]) -> None:
-    write_atomic(folder / "sweep.json", json.dumps(record, indent=1).encode())
+    write_sealed(folder / "sweep.json", record, indent=1)

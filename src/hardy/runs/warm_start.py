@@ -10,13 +10,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from hardy.config import FROM_PYTHON
+from hardy.config import FROM_PYTHON, named
 from hardy.core.method import Plan
 from hardy.core.partition import Placement, Role
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.runs.checkpoint import load_checkpoint
 from hardy.runs.run import Run
+from hardy.user_code import short
 
 _STATISTICS = {Role.NORM_MEAN: "running_mean", Role.NORM_VAR: "running_var"}
 """as torch's batch norms call them"""
@@ -78,11 +79,12 @@ def warm_start(run: Run, init: Any, *, head: bool = True) -> None:
         else:
             target[name] = value.to(target[name])
     if source.complete:
-        extra = {n for n in source.common if not n.endswith("num_batches_tracked")} - used
+        extra = {n for n in source.common if not n.endswith("num_batches_tracked")} - used - _constants(source, plan)
         misfits += [f"{name} has no place in the model" for name in sorted(extra)]
     if misfits:
+        model = short(named(run.experiment.model, "model")[0])
         raise HardyError(
-            f"init ({source.words}) does not fit model {run.experiment.model!r}: {'; '.join(misfits[:3])}"
+            f"init ({source.words}) does not fit model {model!r}: {'; '.join(misfits[:3])}"
             f"{f'; and {len(misfits) - 3} more' if len(misfits) > 3 else ''}. Take the model it was trained with; with "
             "another number of classes, init_head=False leaves the last layer fresh."
         )
@@ -90,6 +92,13 @@ def warm_start(run: Run, init: Any, *, head: bool = True) -> None:
     run.engine.store = places[Placement.PRIVATE]
     words = str(init) if isinstance(init, str | Path) else FROM_PYTHON
     run.experiment = replace(run.experiment, init=words, init_head=head)
+
+
+def _constants(source: TrainedTensors, plan: Plan) -> set[str]:
+    """Tensors that are constants of the model too, with the same values, such as those of InputScale."""
+    held = plan.model.state_dict()
+    pairs = {name: (source.common[name][0].to(held[name]), held[name]) for name in source.common.keys() & held.keys()}
+    return {name for name, (one, other) in pairs.items() if one.shape == other.shape and torch.allclose(one, other)}
 
 
 def _fitted(source: TrainedTensors, found: tuple[str, bool], like: Tensor, *, per_client: bool) -> Tensor:
