@@ -19,5 +19,5 @@ def bundled_content() -> tuple[dict[str, Any], bytes]:
 
 def store_content(content: dict[str, Any], binary: bytes, folder: Path) -> None:
     """Writes a content as the bundled one."""
-    write_atomic(folder / _TOLD, (json.dumps(content, indent=1) + "\n").encode())
+    write_atomic(folder / _TOLD, (json.dumps(content, separators=(",", ":")) + "\n").encode())
     write_atomic(folder / _BINARY, gzip.compress(binary, 9, mtime=0))
