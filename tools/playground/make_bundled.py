@@ -2,7 +2,8 @@
 
 Trains the three experiments beside this file into FOLDER, unless it holds them already, and stores networks, images and
 figures in src/hardy/playground/assets. It needs the extra `export`. The stored ones were trained on one GPU in two
-minutes; on one core robust.toml takes hours. Settings were chosen on validation rows.
+minutes; on one core robust.toml should take about an hour, by what two rounds took. Settings were chosen on
+validation rows.
 """
 
 import sys
