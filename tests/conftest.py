@@ -14,7 +14,9 @@ if not Path("/dev/nvidiactl").exists():
 import torch
 
 import hardy
+from browser import browser  # noqa: F401  (a fixture)
 from hardy.attacks.base import Attack
+from hardy.cli import main as hardy_main
 from hardy.config import Experiment
 from hardy.core.federation import Client, Federation
 from hardy.core.training import Training
@@ -129,3 +131,17 @@ def method(request):
     """Every method of the registry, with its defaults; attacks are cut short, since no law hangs on their length, and
     SGD has momentum."""
     return with_momentum(shortened(PARTS["method"][request.param]()))
+
+
+@pytest.fixture(scope="session")
+def page(tmp_path_factory):
+    """A run with markup in its name, and the path of its playground."""
+    pytest.importorskip("onnxruntime", reason="the export extra is not installed")
+    pytest.importorskip("onnxscript", reason="the export extra is not installed")
+    folder = tmp_path_factory.mktemp("playground")
+    method = {"name": "split_mix_dat", "width": 0.5, "attack": {"name": "pgd", "steps": 1}}
+    source = {"name": "mini_digits", "domains": ["pen", "mail"]}
+    chosen = {"name": "<script>x", "data.source": source, "data.clients": 1, "data.limit": 30, "method": method}
+    run = hardy.fit("demo", chosen, rounds=1, out=folder / "run", quiet=True)
+    assert hardy_main(["playground", str(folder / "run"), "--out", str(folder / "p.html"), "--no-open"]) == 0
+    return run, folder / "p.html"

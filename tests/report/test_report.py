@@ -1,5 +1,7 @@
 """What the report makes of a run folder: everything drawn, nothing fetched, bad input told."""
 
+import base64
+import hashlib
 import json
 import re
 import struct
@@ -13,13 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+import hardy
 from hardy.callbacks.trackers import write_tensorboard
 from hardy.core.flatten import flat_row
 from hardy.core.json_files import write_sealed
 from hardy.errors import HardyError
+from hardy.report.chart import si, thin
 from hardy.report.compare import compare, seeds_summary, write_comparison
-from hardy.report.pictures import image_grid_png, row_labels
-from hardy.report.plots import Series, heat, lines, si, thin
+from hardy.report.count_plots import heat
+from hardy.report.pictures import image_grid_png, picture_rows, row_labels
+from hardy.report.plots import Series, lines
 from hardy.report.run_page import write_report
 from hardy.report.stored_run import read_run
 
@@ -102,13 +107,16 @@ def test_report_shows_the_run(tmp_path: Path) -> None:
     assert all(title in reader.texts for title in titles)
     assert "Slots" not in reader.texts
     assert "Not a number in 1 of 20 rounds." in reader.texts
-    assert "Rows: pen." in reader.texts
+    assert "pen" in reader.texts  # the row of a contact sheet
 
 
 def test_report_escapes_everything_and_fetches_nothing(tmp_path: Path) -> None:
     page = write_report(make_run(tmp_path / "run")).read_text("utf-8")
     reader = Reader(page)
-    assert "script" not in reader.tags and NASTY in reader.texts
+    assert reader.tags.count("script") == 1 and NASTY in reader.texts  # the page's own, by its hash
+    script = page.split("<script>")[1].split("</script>")[0]
+    known = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{known}'" in page and "http-equiv" in page.split(known)[0]
     assert not {"link", "iframe", "object"} & set(reader.tags)
     assert not [value for value in reader.values if "//" in value and not value.startswith("data:image/png;base64,")]
     assert "@import" not in page and "url(" not in page
@@ -275,3 +283,44 @@ def test_tensorboard_gets_every_scalar_or_the_remedy(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(HardyError, match=r"pip install 'hardy-fl\[tensorboard\]'"):
         write_tensorboard(folder, rows)
+
+
+def test_sections_are_linked_and_none_is_empty(tmp_path: Path) -> None:
+    page = write_report(make_run(tmp_path / "run")).read_text("utf-8")
+    headings = re.findall(r'<h2 id="([^"]+)">', page)
+    assert headings == re.findall(r'<a href="#([^"]+)">', page) and len(set(headings)) == len(headings) > 3
+    for part in page.split("<h2 id=")[1:]:
+        assert re.search("<figure|<table|<p class|<details", part)
+
+
+def test_rows_of_a_sheet_come_back_with_words_under_each_image(tmp_path: Path) -> None:
+    rows = [np.full((3, 4, 5, 3), 80 * at, np.uint8) for at in range(2)]
+    sheet = image_grid_png(rows, ["images, seen as cat, dog, emu", "attacked, seen as dog, dog, cat"])
+    found = picture_rows(sheet)
+    assert [column for _, column in found] == [12, 12]  # twice five pixels and a gap
+    assert all(struct.unpack(">II", png[16:24]) == (34, 8) for png, _ in found)
+    folder = make_run(tmp_path / "run")
+    (folder / "pictures" / "attack pgd, client 3.png").write_bytes(sheet)
+    page = write_report(folder).read_text("utf-8")
+    assert '<figure data-client="3">' in page and "grid-auto-columns:12px" in page
+    assert "<span>cat</span><span>dog</span><span>emu</span>" in page
+
+
+def test_a_run_that_still_trains_has_a_report(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").unlink()
+    page = write_report(folder, summary).read_text("utf-8")
+    assert "Still training: round 20" in page and "Accuracy over rounds" in page
+
+
+def test_the_report_is_there_after_the_first_round(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def look(run: Any, line: dict[str, Any]) -> None:
+        path = tmp_path / "run" / "report.html"
+        seen.append(path.read_text("utf-8") if path.exists() else "")
+
+    hardy.fit("demo", {"data.limit": 20}, rounds=3, out=tmp_path / "run", quiet=True, callbacks=[look])
+    assert seen[0] == "" and "Still training: round 1" in seen[1]
+    assert "Still training" not in (tmp_path / "run" / "report.html").read_text("utf-8")

@@ -4,26 +4,54 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-from hardy.cli.command import Command, data_option
+from hardy.cli.command import Command, data_option, import_option
+from hardy.errors import HardyError
 
 
 def _declare(parser: ArgumentParser) -> None:
-    parser.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="runs to show")
-    parser.add_argument("--out", type=Path, default=Path("playground.html"), help="default playground.html")
-    parser.add_argument("--no-open", action="store_true", help="write the page and do not open it")
+    parser.add_argument("folders", type=Path, nargs="*", metavar="DIR", help="runs to show (default: Hardy's own)")
+    parser.add_argument("--out", type=Path, help="the page to write (default playground.html)")
+    parser.add_argument("--live", type=Path, metavar="DIR", help="serve the page on this machine while this run trains")
+    parser.add_argument("--no-open", action="store_true", help="do not open the page in a browser")
     data_option(parser)
+    import_option(parser)
 
 
 def _playground(options: Any) -> None:
-    from hardy.playground.content import content_of
+    from hardy.playground.bundled import bundled_content
     from hardy.playground.playground_page import write_page
 
-    out = write_page(content_of(options.folders, data_folder=options.data), options.out)
+    if options.live is not None:
+        _serve(options)
+        return
+    if options.folders:
+        from hardy.playground.content import content_of
+
+        print("exporting the networks and attacking some images ...", flush=True)
+        content, binary = content_of(options.folders, data_folder=options.data)
+    else:
+        content, binary = bundled_content()
+    out = write_page(content, binary, options.out or Path("playground.html"))
     print(f"written: {out} ({out.stat().st_size / 1e6:.1f} MB, one file, asks for nothing from the network)")
+    _open(out.absolute().as_uri(), options)
+
+
+def _serve(options: Any) -> None:
+    from hardy.playground.live import LiveServer
+
+    if options.folders or options.out is not None:
+        raise HardyError("--live takes one run and writes no page. Leave DIR and --out out.")
+    server = LiveServer(options.live)
+    print(f"serving {options.live} at {server.address}\nOnly this machine can reach it. Ctrl-C ends it.", flush=True)
+    _open(server.address, options)
+    server.serve()
+
+
+def _open(address: str, options: Any) -> None:
     if not options.no_open:
         import webbrowser
 
-        webbrowser.open(out.absolute().as_uri())
+        webbrowser.open(address)
 
 
 COMMAND = Command(

@@ -1,8 +1,7 @@
 """What the playground shows of some runs: networks with their gradients, images, clients, and a masked network."""
 
-import base64
+import dataclasses
 from collections.abc import Sequence
-from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,7 +18,7 @@ from hardy.deploy.predictor import Predictor
 from hardy.errors import HardyError
 from hardy.evaluation.checks import check
 from hardy.papers.fedrbn import Propagated
-from hardy.report.stored_run import read_run
+from hardy.playground.binary import Binary
 from hardy.runs.api import load
 from hardy.runs.evaluate import known_settings
 from hardy.runs.run import Run
@@ -28,17 +27,18 @@ _SHOWN = 20
 """images of a domain"""
 _MOST = 100
 """images in all"""
-_OF_A_CLIENT = 3
+_OF_A_CLIENT = 2
 _CHECKED = 64
 """images that red flags are looked for on"""
 _FACTOR = 10_000.0
 """what the logits of the masked network are multiplied by"""
 
 
-def content_of(folders: Sequence[Path], *, data_folder: Path | None = None) -> dict[str, Any]:
-    """The content of the page for some run folders. All runs must have the same classes and images."""
+def content_of(folders: Sequence[Path], *, data_folder: Path | None = None) -> tuple[dict[str, Any], bytes]:
+    """The content of the page for some run folders: what is said, and the bytes of images and networks that it points
+    into. All runs must have the same classes and images."""
     require_onnx()
-    runs = [load(folder, data_folder=data_folder) for folder in folders]
+    runs = [_loaded(folder, data_folder) for folder in folders]
     for run in runs:
         run.needs_local("the playground")
     first = runs[0].engine.data
@@ -51,35 +51,53 @@ def content_of(folders: Sequence[Path], *, data_folder: Path | None = None) -> d
             )
     if len(first.shape) != 3 or first.shape[0] not in (1, 3):
         raise HardyError(f"{folders[0]} has inputs {first.shape}; the page shows images of one or three channels.")
-    pixels = _Pixels()
-    images = _images(runs[0], pixels)
-    networks = [_network(run) for run in runs]
-    return {
+    binary = Binary()
+    images = _images(runs[0])
+    content = {
         "title": " and ".join(run.experiment.name for run in runs),
         "about": "Federated networks, trained with Hardy, at work in this page. Nothing you do here leaves it.",
         "shape": list(first.shape),
         "classes": list(first.classes),
-        "images": images,
-        "networks": networks,
-        "runs": [_clients(run, folder, pixels) for run, folder in zip(runs, folders, strict=True)],
+        "images": [{**image, "x": binary.add(_pixels(image["x"][0]))} for image in images],
+        "networks": [_network(run, binary) for run in runs],
+        "runs": [_clients(run, binary) for run in runs],
         "masked": _masked(runs[0]),
-        "pixels": pixels.base64(),
+        "first": _first(runs, images),
     }
+    return content, binary.bytes()
 
 
-class _Pixels:
-    """Images as bytes, one after the other."""
+def _first(runs: Sequence[Run], images: Sequence[dict[str, Any]]) -> int:
+    """The image to begin with: PGD-10 fools the first network on it, while the one on the right holds."""
+    networks = [_predictor(run) for run in runs]
+    robust = next((at for at, run in enumerate(runs) if _mixes(run)), -1)
+    if _mixes(runs[robust]):
+        networks[robust].customise(robustness=1.0)
+    key = random.fold(torch.tensor(runs[0].experiment.seed), "first")
+    for at, image in enumerate(images):
+        x, y = image["x"], torch.tensor([image["label"]], device=image["x"].device)
+        reads = []
+        for network in (networks[0], networks[robust]):
+            with torch.no_grad():
+                clean = int(network(x).argmax())
+            attacked = pgd(steps=10).perturb(network, x, y, key)
+            with torch.no_grad():
+                reads.append((clean, int(network(attacked).argmax())))
+        (before, fooled), (clean, held) = reads
+        if before == clean == held == image["label"] != fooled:
+            return at
+    return 0
 
-    def __init__(self) -> None:
-        self._images: list[np.ndarray[Any, Any]] = []
 
-    def add(self, image: Tensor) -> int:
-        """Where it is kept; an image in [0, 1]."""
-        self._images.append((image.clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy())
-        return len(self._images) - 1
+def _loaded(folder: Path, data_folder: Path | None) -> Run:
+    """A run; into the folder of one that still trains nothing is written."""
+    run = load(folder, data_folder=data_folder)
+    return run if (folder / "summary.json").exists() else dataclasses.replace(run, folder=None)
 
-    def base64(self) -> str:
-        return base64.b64encode(np.stack(self._images).tobytes()).decode()
+
+def _pixels(image: Tensor) -> bytes:
+    """An image in [0, 1] as bytes."""
+    return (image.clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy().tobytes()
 
 
 def _test_rows(run: Run, client: int, most: int) -> tuple[Tensor, Tensor]:
@@ -89,17 +107,18 @@ def _test_rows(run: Run, client: int, most: int) -> tuple[Tensor, Tensor]:
     return engine.device_data.images("test", rows), engine.device_data.y["test"][rows]
 
 
-def _images(run: Run, pixels: _Pixels) -> list[dict[str, Any]]:
-    """Test images of every domain, classes in turn."""
-    clients = list(enumerate(run.engine.data.clients))
-    domains = groupby(sorted(clients, key=lambda pair: pair[1].domain), key=lambda pair: pair[1].domain)
+def _images(run: Run) -> list[dict[str, Any]]:
+    """Test images [1, C, H, W] of every domain, classes in turn."""
+    members: dict[str, list[int]] = {}
+    for number, client in enumerate(run.engine.data.clients):
+        members.setdefault(client.domain, []).append(number)
     found: list[dict[str, Any]] = []
-    for domain, members in domains:
-        rows = [_test_rows(run, number, 4 * _SHOWN) for number, _ in members]
+    for domain, numbers in members.items():
+        rows = [_test_rows(run, number, 4 * _SHOWN) for number in numbers]
         x, y = torch.cat([x for x, _ in rows]), torch.cat([y for _, y in rows])
         turn = [int((y[:at] == label).sum()) for at, label in enumerate(y)]
         order = sorted(range(len(y)), key=lambda at: (turn[at], int(y[at])))[: min(_SHOWN, _MOST)]
-        found += [{"at": pixels.add(x[at]), "label": int(y[at]), "domain": domain} for at in order]
+        found += [{"x": x[at : at + 1], "label": int(y[at]), "domain": domain} for at in order]
     return found[:_MOST] if len(found) <= _MOST else found[:: -(-len(found) // _MOST)]
 
 
@@ -109,10 +128,15 @@ def _predictor(run: Run) -> Predictor:
     return run.customise(client=0 if own else None)
 
 
-def _network(run: Run) -> dict[str, Any]:
+def _mixes(run: Run) -> bool:
+    """Whether robustness λ is chosen when the network is used."""
+    return "adversarial" in (run.engine.plan.method.norm.branches or ())
+
+
+def _network(run: Run, binary: Binary) -> dict[str, Any]:
     predictor = _predictor(run)
     plan = predictor.plan
-    mixes = "adversarial" in (plan.method.norm.branches or ())
+    mixes = _mixes(run)
     level = predictor.robustness if predictor.robustness is not None else float(predictor.branch == "adversarial")
     classes = len(run.engine.data.classes)
     bases = []
@@ -121,35 +145,50 @@ def _network(run: Run) -> dict[str, Any]:
         for base in predictor.bases:
             write_base(base, forward, predictor.shape, branch=predictor.branch, mixes=mixes)
             write_gradient(base, gradient, shape=predictor.shape, classes=classes, branch=predictor.branch, mixes=mixes)
-            bases.append({"forward": _encoded(forward), "gradient": _encoded(gradient)})
+            bases.append({"forward": binary.add_onnx(forward), "gradient": binary.add_onnx(gradient)})
     several = plan.method.budget.bases > 1
-    whose = "" if predictor.client is None else f", client {predictor.client}"
     return {
-        "name": f"{run.experiment.name} ({plan.method.name}{whose})",
+        "name": _name(run, predictor),
         "bases": bases,
         "widths": list(plan.method.budget.widths) if several else [1.0],
         "robustness": level if mixes else None,
-        "settings": [_setting(row) for row in known_settings(run)],
+        "settings": _settings(run, level if mixes else None),
     }
 
 
-def _encoded(path: Path) -> str:
-    return base64.b64encode(path.read_bytes()).decode()
+def _name(run: Run, predictor: Predictor) -> str:
+    """The run's name; its method, if the name does not say it; and whose network it is."""
+    name, method = run.experiment.name, run.engine.plan.method.name
+    plain = "".join(filter(str.isalnum, name.lower()))
+    more = [] if plain == method.replace("_", "") else [method]
+    more += [] if predictor.client is None else [f"client {predictor.client}"]
+    return f"{name} ({', '.join(more)})" if more else name
 
 
-def _setting(row: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "width": row["width"],
-        "robustness": row["robustness"],
-        "macs": row["macs"],
-        "standard": row["standard_accuracy"]["mean"],
-        "robust": {threat: found["mean"] for threat, found in row["robust_accuracy"].items()},
-    }
+def _settings(run: Run, level: float | None) -> list[dict[str, Any]]:
+    """What each measured width and robustness costs and scores."""
+    measured, summary = known_settings(run), run.summary()
+    if not any(row["robust_accuracy"] for row in measured):  # the run itself knows the widest under its threats
+        measured[-1] = {**measured[-1], "robust_accuracy": summary.get("robust_accuracy") or {}}
+    return [
+        {
+            "width": row["width"],
+            "robustness": level if row["robustness"] is None else row["robustness"],
+            "macs": row["macs"],
+            "standard": _figure(row["standard_accuracy"]),
+            "robust": {threat: _figure(found) for threat, found in row["robust_accuracy"].items()},
+        }
+        for row in measured
+    ]
 
 
-def _clients(run: Run, folder: Path, pixels: _Pixels) -> dict[str, Any]:
-    stored, clients = read_run(folder), run.engine.data.clients
-    summary = stored.summary
+def _figure(found: dict[str, Any]) -> dict[str, Any]:
+    """An accuracy, its standard error, and the number of images it is measured on."""
+    return {key: found.get(key) for key in ("mean", "standard_error", "images")}
+
+
+def _clients(run: Run, binary: Binary) -> dict[str, Any]:
+    summary, clients = run.summary(), run.engine.data.clients
 
     def by_client(figures: dict[str, Any] | None) -> list[float | None]:
         return (figures or {}).get("by_client") or [None] * len(clients)
@@ -170,14 +209,14 @@ def _clients(run: Run, folder: Path, pixels: _Pixels) -> dict[str, Any]:
                 ).tolist(),
                 "standard": standard[number],
                 "robust": {threat: values[number] for threat, values in robust.items()},
-                "pictures": _pictures(run, number, pixels),
+                "pictures": _pictures(run, number, binary),
             }
             for number, client in enumerate(clients)
         ],
     }
 
 
-def _pictures(run: Run, client: int, pixels: _Pixels) -> list[dict[str, Any]]:
+def _pictures(run: Run, client: int, binary: Binary) -> list[dict[str, Any]]:
     """Some images of a client beside what PGD-10 makes of them on the client's own network."""
     x, y = _test_rows(run, client, _OF_A_CLIENT)
     if not len(x):
@@ -190,8 +229,8 @@ def _pictures(run: Run, client: int, pixels: _Pixels) -> list[dict[str, Any]]:
         read, fooled = network(x).argmax(1).tolist(), network(attacked).argmax(1).tolist()
     return [
         {
-            "at": pixels.add(x[at]),
-            "attacked_at": pixels.add(attacked[at]),
+            "at": binary.add(_pixels(x[at])),
+            "attacked_at": binary.add(_pixels(attacked[at])),
             "label": int(y[at]),
             "read": read[at],
             "fooled": fooled[at],

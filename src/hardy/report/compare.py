@@ -11,9 +11,10 @@ from typing import Any
 
 from hardy.core.files import write_atomic
 from hardy.errors import HardyError
+from hardy.report.chart import COLOURS, percent
 from hardy.report.differences import Difference, Row, difference, unlike
 from hardy.report.page import figure, page, section, table
-from hardy.report.plots import COLOURS, Series, lines, percent
+from hardy.report.plots import Series, lines
 from hardy.report.stored_run import StoredRun, number, read_run, seed_folders
 
 

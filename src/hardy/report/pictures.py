@@ -35,13 +35,17 @@ def image_grid_png(rows: Sequence[NDArray[np.uint8]], labels: Sequence[str]) -> 
             y, x = top * height, left * width
             sheet[y : y + height - _GAP, x : x + width - _GAP, :3] = image
             sheet[y : y + height - _GAP, x : x + width - _GAP, 3] = 255
+    return _png(sheet, "\n".join(labels))
+
+
+def _png(sheet: NDArray[np.uint8], note: str) -> bytes:
+    """Pixels [H, W, 4] with a text beside them."""
     lines = np.pad(sheet.reshape(len(sheet), -1), ((0, 0), (1, 0)))  # PNG: each line starts with its filter, none
     header = struct.pack(">IIBBBBB", sheet.shape[1], sheet.shape[0], 8, 6, 0, 0, 0)
-    note = _chunk(b"iTXt", _NOTE + "\n".join(labels).encode())
     return (
         _SIGNATURE
         + _chunk(b"IHDR", header)
-        + note
+        + _chunk(b"iTXt", _NOTE + note.encode())
         + _chunk(b"IDAT", zlib.compress(lines.tobytes(), 9))
         + _chunk(b"IEND", b"")
     )
@@ -52,6 +56,22 @@ def row_labels(png: bytes) -> list[str]:
     _, found, rest = png.partition(b"iTXt" + _NOTE)
     size = int.from_bytes(png[len(png) - len(rest) - len(_NOTE) - 8 :][:4]) - len(_NOTE) if found else 0
     return rest[:size].decode().splitlines()
+
+
+def picture_rows(png: bytes) -> list[tuple[bytes, int]]:
+    """Each row of a sheet that image_grid_png made as a PNG of its own, and the width of a column in pixels."""
+    labels = row_labels(png)
+    if not labels or not whole_png(png):
+        return []
+    wide, tall = struct.unpack(">II", png[16:24])
+    start = png.index(b"IDAT") + 4
+    lines = zlib.decompress(png[start : start + int.from_bytes(png[start - 8 : start - 4])])
+    sheet = np.frombuffer(lines, np.uint8).reshape(tall, 1 + 4 * wide)[:, 1:].reshape(tall, wide, 4)
+    pitch = (tall + _GAP) // len(labels)
+    inner = sheet[: pitch - _GAP]  # a transparent column is a gap
+    gaps = np.flatnonzero((inner[..., 3] == 0).all(0))
+    column = int(gaps[0]) + _GAP if len(gaps) else wide + _GAP
+    return [(_png(sheet[top : top + pitch - _GAP], ""), column) for top in range(0, tall, pitch)]
 
 
 def whole_png(png: bytes) -> bool:

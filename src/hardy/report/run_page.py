@@ -1,6 +1,7 @@
 """A run as one HTML file that needs nothing else."""
 
 from pathlib import Path
+from typing import Any
 
 from hardy.core.files import write_atomic
 from hardy.report.page import page
@@ -33,9 +34,9 @@ SECTIONS = (
 """in the order of the page"""
 
 
-def write_report(folder: Path) -> Path:
-    """Draw the run in this folder to folder/report.html."""
-    run, out = read_run(folder), folder / "report.html"
+def write_report(folder: Path, unfinished: dict[str, Any] | None = None) -> Path:
+    """Draw the run in this folder to folder/report.html; `unfinished` is the summary of a run that still trains."""
+    run, out = read_run(folder, unfinished), folder / "report.html"
     name = str(run.summary.get("name", folder.name))
     with refusing_odd_figures(folder):
         text = page(name, *(part(run) for part in SECTIONS))

@@ -45,6 +45,8 @@ class StoredRun:
     """norms and representations as points in a plane"""
     settings: dict[str, Any]
     """what widths and robustness cost and score, and what training cost the clients"""
+    unfinished: bool = False
+    """whether it still trains"""
 
     def series(self, *keys: str) -> list[Point]:
         """(round, value) wherever the value is a number."""
@@ -160,19 +162,21 @@ def _of_this_round(evaluation: dict[str, Any], summary: dict[str, Any]) -> dict[
     return evaluation if None in (measured, done) or measured == done else {}
 
 
-def read_run(folder: Path) -> StoredRun:
-    """The run in this folder; only summary.json must be there."""
-    if not (folder / "summary.json").exists():
+def read_run(folder: Path, unfinished: dict[str, Any] | None = None) -> StoredRun:
+    """The run in this folder; only summary.json must be there. `unfinished` is the summary of one that still trains: it
+    stands in for the file, and what was measured of an earlier state is left out."""
+    if unfinished is None and not (folder / "summary.json").exists():
         raise HardyError(
             f"{folder / 'summary.json'} does not exist. Give the folder of a finished run, or go on with "
             f"`hardy resume {folder}`."
         )
     again = f"`hardy resume {folder}` writes it anew."
-    summary = read_sealed(folder / "summary.json", again)
+    summary = read_sealed(folder / "summary.json", again) if unfinished is None else unfinished
 
     def optional(name: str) -> dict[str, Any]:
         path = folder / name
-        return read_sealed(path, "Remove it, and evaluate the run again.") if path.exists() else {}
+        there = unfinished is None and path.exists()
+        return read_sealed(path, "Remove it, and evaluate the run again.") if there else {}
 
     config, clients = folder / "config.toml", folder / "clients.json"
     _checked(clients, summary)
@@ -185,4 +189,5 @@ def read_run(folder: Path) -> StoredRun:
         evaluation=_of_this_round(optional("evaluation.json"), summary),
         projections=optional("projections.json"),
         settings=optional("settings.json"),
+        unfinished=unfinished is not None,
     )

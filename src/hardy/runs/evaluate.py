@@ -33,6 +33,8 @@ PUBLISHED = ("mean", "worst_client", "by_domain", "by_client", "round", "images"
 """what summary.json holds of a figure"""
 _SHOWN = 12
 """images in a picture of an attack"""
+_OF_EACH, _ILLUSTRATED = 4, 30
+"""images in the smaller pictures of every client, and the most clients that have one"""
 _ASKED, _CLASSES = 400, 3
 """images of a client asked for representations, and the classes shown of them"""
 
@@ -206,26 +208,33 @@ def _network(served: ServedClients, client: int, points: int) -> tuple[Any, Tens
 
 
 def _illustrate(run: Run, served: ServedClients, threats: Sequence[Threat]) -> None:
-    """A picture a threat: images, the same attacked, and the change; predictions go into the labels."""
-    folder = run.folder
-    assert folder is not None
-    client = max(range(len(served.rows)), key=lambda c: len(served.rows[c]))
-    if len(run.engine.data.shape) == 1 or not len(served.rows[client]):
+    """A picture a threat of the client with most rows, and smaller ones of every client, up to a number."""
+    if run.folder is None or len(run.engine.data.shape) == 1:
         return
-    forward, x, y = _network(served, client, _SHOWN)
-    classes = run.engine.data.classes
+    held = [client for client, rows in enumerate(served.rows) if len(rows)]
+    if not held:
+        return
+    with disk("pictures"):
+        make_folder(run.folder / "pictures")
+    largest = max(held, key=lambda client: len(served.rows[client]))
+    shown = held[:: -(-len(held) // _ILLUSTRATED)]
     for threat in threats:
-        key = threat_key(run.experiment.seed, threat, "picture").to(x.device)
-        changed = _first(threat).perturb(forward, x, y, key)
-        change = changed - x
-        magnified = 0.5 + 0.5 * change / change.abs().max().clamp_min(1e-12)
-        rows = [displayable(images.cpu().numpy()) for images in (x, changed, magnified)]
-        before, after = (", ".join(classes[i] for i in forward(z).argmax(-1).tolist()) for z in (x, changed))
-        labels = [f"images, seen as {before}", f"attacked, seen as {after}", "the change, magnified"]
-        name = "".join(c if c.isalnum() or c in "-." else "_" for c in threat.name)
-        with disk("pictures"):
-            make_folder(folder / "pictures")
-        write_atomic(folder / "pictures" / f"attack {name}.png", image_grid_png(rows, labels))
+        name = "attack " + "".join(c if c.isalnum() or c in "-." else "_" for c in threat.name)
+        for client, count, stem in [(largest, _SHOWN, name), *((c, _OF_EACH, f"{name}, client {c}") for c in shown)]:
+            write_atomic(run.folder / "pictures" / f"{stem}.png", _attacked(run, served, client, count, threat))
+
+
+def _attacked(run: Run, served: ServedClients, client: int, count: int, threat: Threat) -> bytes:
+    """Images of a client, the same attacked, and the change; predictions go into the labels."""
+    forward, x, y = _network(served, client, count)
+    classes = run.engine.data.classes
+    key = threat_key(run.experiment.seed, threat, "picture").to(x.device)
+    changed = _first(threat).perturb(forward, x, y, key)
+    change = changed - x
+    magnified = 0.5 + 0.5 * change / change.abs().max().clamp_min(1e-12)
+    rows = [displayable(images.cpu().numpy()) for images in (x, changed, magnified)]
+    before, after = (", ".join(classes[i] for i in forward(z).argmax(-1).tolist()) for z in (x, changed))
+    return image_grid_png(rows, [f"images, seen as {before}", f"attacked, seen as {after}", "the change, magnified"])
 
 
 def _first(threat: Threat) -> Attack:

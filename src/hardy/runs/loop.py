@@ -9,7 +9,7 @@ from typing import Any
 from hardy.attacks.threats import parse_threat
 from hardy.callbacks.base import Notify, attached
 from hardy.core.engine import Question
-from hardy.core.files import file_lock
+from hardy.core.files import disk, file_lock
 from hardy.core.flatten import flat_row
 from hardy.core.json_files import write_sealed
 from hardy.core.spending import privacy_spent
@@ -19,6 +19,7 @@ from hardy.evaluation import projections
 from hardy.evaluation.diagnoses import diagnose_training
 from hardy.evaluation.measure import figures, success_figures
 from hardy.evaluation.record import EVALUATION_LOCK
+from hardy.report.run_page import write_report
 from hardy.runs import costs
 from hardy.runs import folder as folders
 from hardy.runs.checkpoint import Checkpoint, save_checkpoint
@@ -64,6 +65,9 @@ def _train(run: Run, saving: "_Saving | None", notify: Notify, *, quiet: bool) -
                     if saving:
                         ends = failed or run.figures.stopped or run.state.round == rounds
                         saving.save(stop, last=bool(ends))
+                        if not ends:
+                            with stop.unbroken():
+                                saving.renew_report()
                     if failed:
                         raise failed
                     progress.update(run.state.round, _note(line, run.figures))
@@ -87,6 +91,7 @@ class _Saving:
         self.pace = folders.CheckpointSchedule(run.experiment.checkpoint.every)
         self.experiment = folders.resolved(run.experiment, (run.folder / "config.toml").read_text("utf-8"))
         self.saved = run.state.round
+        self.reports, self.reported = folders.CheckpointSchedule(None), False
         self.note_whole()
 
     def note_whole(self) -> None:
@@ -107,6 +112,14 @@ class _Saving:
         if self.whole.server.round > self.saved and known is not None and known == self.untouched:
             self._write("checkpoint", self.whole)
             self.saved = self.whole.server.round
+
+    def renew_report(self) -> None:
+        """report.html after the first round, and from then on so seldom that it costs little."""
+        if self.reported and not self.reports.due(self.run.state.round):
+            return
+        with self.reports.timed(), disk("report.html"):
+            write_report(self.folder, self.run.summary())
+        self.reported = True
 
     def save_best(self) -> None:
         """To be served, not to be trained on: the networks without the objective's own tensors."""

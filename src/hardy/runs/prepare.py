@@ -92,18 +92,7 @@ def prepare(
     for warning in server.check():
         _LOG.warning(warning)
     refuse_leaks(server, over_network=network is not None)
-    choice = experiment.evaluation
-    _refuse_server_rows(experiment, plan)
-    for measuring in (*choice.metrics, *choice.diagnosis):
-        measuring.check(plan.method, server.setting)
-    for branch in (choice.attack_branch, choice.predict_branch):
-        chosen_branch(plan.method.norm, branch, "branch in evaluation")
-    for level in choice.robustness:
-        refuse_robustness(level, plan.method.norm)
-    if any(parse_threat(threat).attack.common for threat in (*choice.threats, *choice.selecting)):
-        refuse_common(plan)
-        if network is not None:
-            raise HardyError("a threat with common=true needs all clients' images; over a network nobody has them.")
+    _refuse_evaluation(experiment, plan, server, far=network is not None)
     if own_data is not None:
         server = replace(server, own=_server_engine(experiment, plan, own_data, device))
     engine: RunEngine
@@ -130,6 +119,22 @@ def prepare(
     # what `auto` chose is kept: a resumed run must not choose again
     experiment = replace(experiment, engine=replace(experiment.engine, name=engine.name))
     return Run(experiment=experiment, server=server, engine=engine, measures=measures, state=state, figures=RunTotals())
+
+
+def _refuse_evaluation(experiment: Experiment, plan: Plan, server: Server, *, far: bool) -> None:
+    """What cannot be measured of this method, or not over a network."""
+    choice = experiment.evaluation
+    _refuse_server_rows(experiment, plan)
+    for measuring in (*choice.metrics, *choice.diagnosis):
+        measuring.check(plan.method, server.setting)
+    for branch in (choice.attack_branch, choice.predict_branch):
+        chosen_branch(plan.method.norm, branch, "branch in evaluation")
+    for level in choice.robustness:
+        refuse_robustness(level, plan.method.norm)
+    if any(parse_threat(threat).attack.common for threat in (*choice.threats, *choice.selecting)):
+        refuse_common(plan)
+        if far:
+            raise HardyError("a threat with common=true needs all clients' images; over a network nobody has them.")
 
 
 def _with_server_rows(

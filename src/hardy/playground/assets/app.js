@@ -8,20 +8,21 @@ const ROOMS = [
   ["masked", "Would you believe it?", maskedRoom, "A network can look robust because the attack is blind.", "https://arxiv.org/abs/1802.00420", "Athalye et al. 2018"],
 ];
 
-function decodeImages(bytes, shape) {
-  const size = shape.reduce((a, b) => a * b, 1);
-  return (at) => Float32Array.from(bytes.subarray(at * size, (at + 1) * size), (v) => v / 255);
-}
+const LIVE = ["live", "Live", liveRoom, "What the run says of each round, as it trains.", "https://arxiv.org/abs/1602.05629", "FedAvg, McMahan et al. 2017"];
 
 async function start() {
-  const content = JSON.parse(new TextDecoder().decode(await unpack("content")));
-  const pixels = decodeImages(fromBase64(content.pixels), content.shape);
-  const page = { shape: content.shape, classes: content.classes, masked: content.masked };
-  page.images = content.images.map((image) => ({ ...image, pixels: pixels(image.at) }));
+  const content = JSON.parse(new TextDecoder().decode(await unpack("content"))), binary = await unpack("binary");
+  const piece = ([start, length]) => binary.subarray(start, start + length);
+  const pixels = (place) => Float32Array.from(piece(place), (v) => v / 255);
+  const page = { shape: content.shape, classes: content.classes, masked: content.masked, first: content.first ?? 0, live: content.live };
+  if (page.live) ROOMS.unshift(LIVE);
+  page.images = content.images.map((image) => ({ ...image, pixels: pixels(image.x) }));
   page.runs = content.runs.map((run) => ({ ...run, clients: run.clients.map((client) => ({ ...client,
     pictures: client.pictures.map((p) => ({ ...p, clean: pixels(p.at), attacked: pixels(p.attacked_at) })) })) }));
-  page.ort = await loadRuntime();
-  page.networks = content.networks.map((network) => new Network(page.ort, network, content.shape, content.classes.length));
+  page.ort = nextFrame().then(loadRuntime); // the page is drawn first
+  page.ort.catch(failed);
+  page.networks = content.networks.map((n) => new Network(page.ort, n, content.shape, content.classes.length, piece));
+  page.tools = { RULES, pgd, square, smallestRadius, argmax };
   window.playground = page; // for tests, and for whoever opens the console
   const opened = new Map();
   const tabs = document.getElementById("tabs"), main = document.getElementById("room");
@@ -47,11 +48,13 @@ async function start() {
       const to = event.key === "Home" ? 0 : event.key === "End" ? ids.length - 1 : by ? (ids.indexOf(id) + by + ids.length) % ids.length : null;
       if (to !== null) { event.preventDefault(); open(ids[to], true); }
     } }, title)));
-  open(location.hash.slice(1) || "attack");
+  open(location.hash.slice(1) || ROOMS[0][0]);
   document.body.dataset.ready = "yes";
 }
 
-start().catch((error) => {
+function failed(error) {
   document.getElementById("room").textContent = `The page could not start: ${error.message}. It needs a browser of 2023 or later with WebAssembly.`;
   throw error;
-});
+}
+
+start().catch(failed);

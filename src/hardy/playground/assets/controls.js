@@ -1,7 +1,7 @@
 // Small pieces every room is made of. Text is always set as text, never as markup.
 
 function el(tag, attributes = {}, ...children) {
-  const svg = ["svg", "circle", "line", "path", "text", "rect", "g", "polyline"].includes(tag);
+  const svg = ["svg", "title", "circle", "line", "path", "text", "rect", "g", "polyline"].includes(tag);
   const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
@@ -20,6 +20,10 @@ function fill(box, ...children) {
 
 const percent = (value, digits = 1) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(digits)} %`);
 
+// 79.2 ± 1.1 %: an accuracy and its standard error
+const plusMinus = (figure) => !figure || figure.mean === null ? "–"
+  : figure.standard_error ? `${(100 * figure.mean).toFixed(1)} ± ${(100 * figure.standard_error).toFixed(1)} %` : percent(figure.mean);
+
 let controls = 0;
 
 function slider(label, { min, max, step, value, show = (v) => String(v), onchange }) {
@@ -35,7 +39,8 @@ function slider(label, { min, max, step, value, show = (v) => String(v), onchang
   const box = el("div", { class: "control" }, el("label", { for: id }, label), input, output);
   return Object.assign(box, {
     get: () => Number(input.value),
-    set: (v) => { input.value = v; output.textContent = show(v); },
+    set: (v) => { input.value = v; output.textContent = show(Number(v)); input.setAttribute("aria-valuetext", output.textContent); },
+    limit: (v) => { input.max = v; },
   });
 }
 

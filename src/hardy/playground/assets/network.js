@@ -16,19 +16,25 @@ async function loadRuntime() {
   return ort;
 }
 
-const fromBase64 = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+let queue = Promise.resolve(); // the runtime takes one call at a time
 
 class Network {
   // One file, many networks: the mean of as many bases as the width asks for, at a robustness λ.
-  constructor(ort, description, shape, classes) {
-    Object.assign(this, { ort, shape, classes, ...description });
+  // `piece` gives the bytes at a place; weights lie apart, so that a network and its gradient share them.
+  constructor(ort, description, shape, classes, piece) {
+    Object.assign(this, { ort, shape, classes, piece, ...description });
     this.size = shape.reduce((a, b) => a * b, 1);
     this.sessions = new Map();
-    this.queue = Promise.resolve(); // a session takes one call at a time
   }
 
   get mixes() {
     return this.robustness !== null;
+  }
+
+  // the measured setting that lies nearest
+  measured({ width = 1, robustness = null } = {}) {
+    const away = (row) => Math.abs(row.width - width) + (this.mixes ? Math.abs(row.robustness - (robustness ?? this.robustness)) : 0);
+    return this.settings.reduce((best, row) => (away(row) < away(best) - 1e-12 ? row : best));
   }
 
   basesAt(width) {
@@ -38,23 +44,25 @@ class Network {
   session(base, kind) {
     const key = `${base} ${kind}`;
     if (!this.sessions.has(key)) {
-      const file = fromBase64(this.bases[base][kind]);
-      this.sessions.set(key, this.ort.InferenceSession.create(file, { graphOptimizationLevel: "all" }));
+      const { model, weights } = this.bases[base][kind];
+      const externalData = weights.map((place, at) => ({ path: String(at), data: this.piece(place) }));
+      this.sessions.set(key, this.ort.then(({ InferenceSession }) =>
+        InferenceSession.create(this.piece(model), { externalData, graphOptimizationLevel: "all" })));
     }
     return this.sessions.get(key);
   }
 
   run(kind, x, setting, cotangent) {
-    const task = this.queue.then(() => this.runNow(kind, x, setting, cotangent));
-    this.queue = task.catch(() => {});
+    const task = queue.then(() => this.runNow(kind, x, setting, cotangent));
+    queue = task.catch(() => {});
     return task;
   }
 
   async runNow(kind, x, { width = 1, robustness = null } = {}, cotangent = null) {
-    const count = x.length / this.size;
-    const given = { images: new this.ort.Tensor("float32", x, [count, ...this.shape]) };
-    if (cotangent) given.cotangent = new this.ort.Tensor("float32", cotangent, [count, this.classes]);
-    if (this.mixes) given.robustness = new this.ort.Tensor("float32", [robustness ?? this.robustness], []);
+    const count = x.length / this.size, { Tensor } = await this.ort;
+    const given = { images: new Tensor("float32", x, [count, ...this.shape]) };
+    if (cotangent) given.cotangent = new Tensor("float32", cotangent, [count, this.classes]);
+    if (this.mixes) given.robustness = new Tensor("float32", [robustness ?? this.robustness], []);
     const bases = this.basesAt(width);
     let total = null;
     for (let base = 0; base < bases; base++) {

@@ -3,7 +3,7 @@
 function clientsRoom(page) {
   const runs = page.runs.filter((run) => run.clients.length);
   if (!runs.length) return el("p", { class: "note" }, "No run here has figures for its clients.");
-  let run = runs[0], threat = "", chosen = 0;
+  let run = runs.find((r) => r.alpha) ?? runs[0], threat = "", chosen = Math.max(0, run.alpha?.findIndex((given) => given.length) ?? 0);
   const map = el("div"), detail = el("section", { class: "side", "aria-live": "polite" });
   const value = (client) => (threat ? client.robust[threat] : client.standard);
   const show = () => {
@@ -19,14 +19,14 @@ function clientsRoom(page) {
   offer();
   show();
   return el("div", {},
-    el("div", { class: "controls" }, choice("Run", runs.map((r, at) => [at, r.name]), 0, (v) => { run = runs[v]; threat = ""; chosen = 0; offer(); show(); }), colour),
+    el("div", { class: "controls" }, choice("Run", runs.map((r, at) => [at, r.name]), runs.indexOf(run), (v) => { run = runs[v]; threat = ""; chosen = 0; offer(); show(); }), colour),
     el("div", { class: "sides" }, el("section", { class: "side" }, map), detail));
 }
 
 function drawClients(box, run, value, chosen, choose) {
   const domains = [...new Set(run.clients.map((c) => c.domain))];
   const rows = domains.map((d) => run.clients.map((c, at) => [c, at]).filter(([c]) => c.domain === d));
-  const longest = Math.max(...rows.map((r) => r.length)), gap = Math.min(54, 320 / longest), tall = 58;
+  const longest = Math.max(...rows.map((r) => r.length)), gap = Math.min(62, 330 / longest), tall = 60;
   const place = new Map();
   rows.forEach((row, y) => row.forEach(([, at], x) => place.set(at, [110 + gap * (x + 0.5), 30 + tall * y])));
   const known = run.clients.map(value).filter((v) => v !== null && v !== undefined);
@@ -34,23 +34,29 @@ function drawClients(box, run, value, chosen, choose) {
   const shade = (v) => (v === null || v === undefined ? "var(--track)" : `color-mix(in oklab, var(--c1), var(--c2) ${Math.round(high > low ? (100 * (v - low)) / (high - low) : 100)}%)`);
   const arrows = (run.alpha?.[chosen] ?? []).map((share, giver) => {
     if (giver === chosen || share < 0.02) return null;
-    const [x1, y1] = place.get(giver), [x2, y2] = place.get(chosen);
-    return el("line", { class: "arrow", x1, y1, x2, y2, "stroke-width": 1 + 5 * share }, el("title", {}, `client ${giver} gives ${percent(share, 0)}`));
+    const [x1, y1] = place.get(giver), [x2, y2] = place.get(chosen), long = Math.hypot(x2 - x1, y2 - y1) || 1;
+    const [dx, dy] = [(x2 - x1) / long, (y2 - y1) / long], tip = Math.min(20, gap / 2 - 2) + 2, wide = 3 + 4 * share;
+    const at = (back, aside) => `${x2 - back * dx - aside * dy} ${y2 - back * dy + aside * dx}`;
+    return el("g", { class: "arrow" },
+      el("line", { x1, y1, x2: x2 - (tip + 5) * dx, y2: y2 - (tip + 5) * dy, "stroke-width": 1 + 5 * share }),
+      el("path", { d: `M${at(tip, 0)}L${at(tip + 9, wide)}L${at(tip + 9, -wide)}Z` }),
+      el("title", {}, `client ${giver} gives ${percent(share, 0)}`));
   }).filter(Boolean);
+  const mixed = new Set(run.clients.map((c) => c.kind)).size > 1;
   const dots = run.clients.map((client, at) => {
     const [x, y] = place.get(at);
     const words = `client ${at}, ${client.domain}${client.kind ? `, ${client.kind}` : ""}: ${percent(value(client))}`;
     const pick = () => choose(at);
     return el("g", { class: `client${at === chosen ? " chosen" : ""}`, tabindex: 0, role: "button", "aria-label": words, "aria-pressed": at === chosen, onclick: pick,
       onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); pick(); } } },
-      el("circle", { cx: x, cy: y, r: Math.min(17, gap / 2 - 2), style: `fill:${shade(value(client))}` }),
-      el("text", { class: "middle", x, y: y + 4 }, value(client) === null || value(client) === undefined ? "–" : Math.round(100 * value(client))), el("title", {}, words));
+      el("circle", { cx: x, cy: y, r: Math.min(20, gap / 2 - 2), style: `fill:${shade(value(client))}` }),
+      el("text", { class: "middle", x, y: y + 4 }, value(client) === null || value(client) === undefined ? "–" : Math.round(100 * value(client))), mixed && client.kind ? el("text", { class: "middle kind", x, y: y + 33 }, client.kind) : null, el("title", {}, words));
   });
-  const height = 30 + tall * domains.length;
+  const height = 36 + tall * domains.length;
   box.replaceChildren(
     el("svg", { class: "chart map", viewBox: `0 0 440 ${height}`, role: "group", "aria-label": "clients by domain" },
       ...domains.map((d, y) => el("text", { class: "tick", x: 0, y: 34 + tall * y }, d)), ...arrows, ...dots),
-    el("p", { class: "note" }, `Accuracy in %, from ${percent(low)} (red) to ${percent(high)} (green).` + (run.alpha ? " Lines: whose adversarial statistics the chosen client got (FedRBN's α)." : "")));
+    el("p", { class: "note" }, `Accuracy in %, from ${percent(low)} (red) to ${percent(high)} (green).` + (mixed ? " AT clients train adversarially, ST clients cannot afford it." : "") + (run.alpha ? " Arrows: whose adversarial statistics the chosen client got (FedRBN's α)." : "")));
   const focus = box.querySelector(".chosen");
   if (document.activeElement === document.body && box.dataset.used) focus?.focus();
   box.dataset.used = "yes";
@@ -65,12 +71,13 @@ function describeClient(box, page, run, client) {
     const pair = [picture("an image of the client"), picture("the same image attacked")];
     paintImage(pair[0], p.clean, page.shape);
     paintImage(pair[1], p.attacked, page.shape);
-    return el("figure", {}, el("div", { class: "pair" }, ...pair), el("figcaption", {}, `“${page.classes[p.label]}” → reads “${page.classes[p.read]}”, attacked “${page.classes[p.fooled]}”`));
+    return el("figure", {}, el("div", { class: "pair" }, ...pair), el("figcaption", {}, `A “${page.classes[p.label]}”: read as “${page.classes[p.read]}”, attacked as “${page.classes[p.fooled]}”`));
   });
   fill(box,
     el("h3", {}, `Client ${client.number}, ${client.domain}`),
     el("p", { class: "note" }, `${client.kind === "AT" ? "Trains adversarially. " : client.kind === "ST" ? "Cannot afford adversarial training. " : ""}${client.train} training images. ${percent(client.standard)} clean` +
       Object.entries(client.robust).map(([name, v]) => `, ${percent(v)} under ${name}`).join("") + "."),
     giving.length ? el("p", { class: "note" }, `Its adversarial statistics come from ${giving.slice(0, 4).map(([s, at]) => `client ${at} (${percent(s, 0)})`).join(", ")}.`) : null,
-    counts, pictures);
+    el("h3", {}, "Its training images by class"), counts,
+    pictures.length ? el("h3", {}, "Its test images, as they are and attacked by PGD-10") : null, el("div", { class: "cases" }, ...pictures));
 }

@@ -5,7 +5,7 @@ function liarsRoom() {
   const bell = () => Math.sqrt(-2 * Math.log(1 - random())) * Math.cos(2 * Math.PI * random());
   let clients = 9, liars = 2, lie = "fall of empires", factor = 2;
   let own = [];
-  const draw = () => { while (own.length < clients) own.push([1 + 0.35 * bell(), 0.7 + 0.35 * bell()]); own.length = clients; };
+  const draw = () => { while (own.length < clients) own.push([1 + 0.5 * bell(), 0.8 + 0.5 * bell()]); own.length = clients; };
   draw();
   const sent = () => {
     const honest = own.slice(0, clients - liars);
@@ -14,12 +14,12 @@ function liarsRoom() {
   const plane = el("div"), table = el("div", { class: "scroll" }), majority = el("p", { class: "note", "aria-live": "polite" });
   const show = () => {
     const points = sent(), truth = mean(points.slice(0, clients - liars));
-    const results = RULES.map((rule) => ({ ...rule, at: clients > liars + 2 ? rule.apply(points, liars) : null, fits: clients >= rule.least(liars) }));
+    const results = RULES.map((rule) => ({ ...rule, at: clients > liars + 2 ? rule.apply(points, liars) : null, fits: clients >= rule.least(liars), limit: limitOf(rule, clients) }));
     drawPlane(plane, points, clients - liars, results, truth, (at, point) => { own[at] = point; if (at >= clients - liars) { lie = "by hand"; which.set(lie); } show(); });
-    table.replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, ...["rule", "holds while", "off by"].map((w, at) => el("th", { class: at < 1 ? "left" : "" }, w)))),
+    table.replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, ...["rule", "withstands", "off by"].map((w, at) => el("th", { class: at < 1 ? "left" : "" }, w)))),
       el("tbody", {}, ...results.map((r, at) => el("tr", {},
         el("td", { class: "left" }, el("span", { class: `key c${at}` }), r.name, el("br"), el("small", {}, r.words)),
-        el("td", {}, r.least(liars) === Infinity ? "nobody lies" : `n ≥ ${r.least(liars)}${r.fits ? "" : " – too few"}`),
+        el("td", { class: r.fits || !liars ? "" : "over" }, `${r.limit} of ${clients}${r.fits || !liars ? "" : `, not ${liars}`}`),
         el("td", {}, r.at ? Math.sqrt(squaredDistance(r.at, truth)).toFixed(3) : "–"))))));
     const population = cohort.population.get(), lying = Math.min(cohort.liars.get(), population), size = Math.min(cohort.size.get(), population);
     const half = Math.ceil(size / 2) - 1;
@@ -39,7 +39,7 @@ function liarsRoom() {
       slider("Clients in the round, n", { min: 5, max: 25, step: 1, value: clients, onchange: (v) => { clients = v; liars = Math.min(liars, v - 3); draw(); show(); } }),
       slider("Liars, f", { min: 0, max: 10, step: 1, value: liars, onchange: (v) => { liars = Math.min(v, clients - 3); show(); } }),
       which, slider("Strength of the lie", { min: 0, max: 10, step: 0.25, value: factor, onchange: (v) => { factor = v; show(); } })),
-    el("div", { class: "sides" }, el("section", { class: "side" }, plane, el("p", { class: "note" }, "Drag a point, or focus it and use the arrow keys. Circles are honest, squares lie, crosses are what the rules make of them. “Off by” is the distance of a rule’s result from the mean of the honest.")), el("section", { class: "side" }, table)),
+    el("div", { class: "sides" }, el("section", { class: "side" }, plane, el("p", { class: "note" }, "Drag a point, or focus it and use the arrow keys. Circles are honest, squares lie, crosses are what the rules make of them. “Withstands” is the largest number of liars f for which a rule is proven to hold; “off by” the distance of its result from the mean of the honest.")), el("section", { class: "side" }, table)),
     el("h3", {}, "Will a sampled cohort have an honest majority?"),
     el("div", { class: "controls" }, ...Object.values(cohort)), majority);
   show();
@@ -47,12 +47,12 @@ function liarsRoom() {
 }
 
 function drawPlane(box, points, honest, results, truth, move) {
-  const reach = 4.2, x = (v) => 220 + (v / reach) * 210, y = (v) => 170 - (v / reach) * 160;
+  const reach = 3.2, x = (v) => 220 + (v / reach) * 210, y = (v) => 170 - (v / reach) * 160;
   const inside = (v, most) => clamp(v, -most, most);
   const focused = document.activeElement?.dataset?.point;
   const svg = el("svg", { class: "chart plane", viewBox: "0 0 440 340", role: "group", "aria-label": "updates of the clients in a plane" });
   const back = (event) => {
-    const frame = svg.getBoundingClientRect();
+    const frame = box.firstElementChild.getBoundingClientRect(); // a drag draws the plane anew
     return [(((event.clientX - frame.left) / frame.width) * 440 - 220) / 210 * reach, (170 - ((event.clientY - frame.top) / frame.height) * 340) / 160 * reach];
   };
   svg.append(el("line", { class: "rule", x1: 10, x2: 430, y1: 170, y2: 170 }), el("line", { class: "rule", x1: 220, x2: 220, y1: 10, y2: 330 }));

@@ -3,9 +3,9 @@
 function maskedRoom(page) {
   const { masked, networks, images, shape, classes } = page;
   const honest = networks[masked.network];
-  const hidden = new Network(page.ort, { ...honest, sessions: undefined, factor: masked.factor }, shape, classes.length);
+  const hidden = new Network(page.ort, { ...honest, sessions: undefined, factor: masked.factor }, shape, classes.length, honest.piece);
   hidden.sessions = honest.sessions; // the same files: only the logits are multiplied
-  const rows = el("tbody"), progress = el("p", { class: "note", "aria-live": "polite" }), chosen = images.slice(0, 12);
+  const rows = el("tbody"), progress = el("p", { class: "note", "aria-live": "polite" }), chosen = images.filter((_, at) => at % Math.ceil(images.length / 12) === 0);
   const attacks = [
     ["no attack", (network, image, label) => ({ image })],
     ["PGD, 20 steps", (network, image, label) => pgd(network, image, label, { epsilon: 8 / 255, steps: 20, start: false }, {})],
@@ -32,8 +32,9 @@ function maskedRoom(page) {
       `${masked.factor.toLocaleString("en")}: the softmax saturates, the gradient is zero, and PGD has nowhere to go. Square needs no gradient.`;
     rows.dataset.ready = "yes";
   });
+  progress.textContent = `On the right the same network, its logits multiplied by ${masked.factor.toLocaleString("en")}. Its answers are the same. Is it robust?`;
   return el("div", {},
-    button("Attack both networks", run),
+    el("p", { class: "action" }, button(`Attack both on ${chosen.length} images`, run)),
     el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, el("th", { class: "left" }, "images read rightly at ε = 8/255"), el("th", {}, honest.name), el("th", {}, "the same, masked"))), rows)),
     progress,
     el("h3", {}, "What the red flags of hardy evaluate say of the masked one"),

@@ -8,12 +8,8 @@ function widthRoom(page) {
   const chart = el("div"), facts = el("dl", { class: "headline" }), shown = picture("the image"), bars = el("div", { class: "bars" });
   const answer = el("p", { class: "verdict", "aria-live": "polite" });
 
-  const nearest = () => network.settings.reduce((best, row) => {
-    const away = (r) => Math.abs(r.width - width) + (r.robustness === null ? 0 : Math.abs(r.robustness - robustness));
-    return away(row) < away(best) - 1e-12 ? row : best;
-  });
   const draw = latest(async (current) => {
-    const row = nearest(), setting = { width, robustness };
+    const setting = { width, robustness }, row = network.measured(setting);
     drawFrontier(chart, network.settings, row);
     const logits = await network.logits(images[at].pixels, setting);
     const began = performance.now(), repeats = 10;
@@ -28,8 +24,8 @@ function widthRoom(page) {
     const near = exact ? "" : ` (measured at ×${row.width}${row.robustness === null ? "" : `, λ ${row.robustness}`})`;
     facts.replaceChildren(...[
       ["bases at work", `${network.basesAt(width)} of ${network.bases.length}`],
-      [`accuracy${near}`, percent(row.standard)],
-      ...Object.entries(row.robust).map(([threat, value]) => [`under ${threat}${near}`, percent(value)]),
+      [`accuracy${near}`, plusMinus(row.standard)],
+      ...Object.entries(row.robust).map(([threat, value]) => [`under ${threat}${near}`, plusMinus(value)]),
       ["MACs an image", (row.macs / 1e6).toFixed(2) + " M"],
       ["time an image, here", `${milliseconds.toFixed(2)} ms`],
     ].map(([words, value]) => el("div", {}, el("dt", {}, words), el("dd", {}, value))));
@@ -50,12 +46,12 @@ function widthRoom(page) {
 // Every measured setting: accuracy across, robust accuracy up, the area of a point its MACs.
 function drawFrontier(box, rows, here) {
   const threat = Object.keys(rows[0].robust)[0];
-  const across = rows.map((r) => r.standard), up = rows.map((r) => (threat ? r.robust[threat] : r.macs));
+  const across = rows.map((r) => r.standard.mean), up = rows.map((r) => (threat ? r.robust[threat].mean : r.macs));
   const range = (values) => { const low = Math.min(...values), high = Math.max(...values), pad = (high - low || 0.1) * 0.12; return [low - pad, high + pad]; };
   const [left, right] = range(across), [bottom, top] = range(up), most = Math.max(...rows.map((r) => r.macs));
   const x = (v) => 44 + ((v - left) / (right - left)) * 330, y = (v) => 250 - ((v - bottom) / (top - bottom)) * 236;
   const dots = rows.map((r, at) => el("circle", { class: r === here ? "dot here" : "dot c0", cx: x(across[at]), cy: y(up[at]), r: (r === here ? 3 : 0) + 3 + 6 * Math.sqrt(r.macs / most) },
-    el("title", {}, `×${r.width}${r.robustness === null ? "" : `, λ ${r.robustness}`}: ${percent(r.standard)} clean, ${threat ? percent(r.robust[threat]) + " under " + threat : ""}`)));
+    el("title", {}, `×${r.width}${r.robustness === null ? "" : `, λ ${r.robustness}`}: ${plusMinus(r.standard)} clean, ${threat ? plusMinus(r.robust[threat]) + " under " + threat : ""}`)));
   const mark = (value, form) => form(value);
   const form = (v) => (threat ? percent(v, 0) : (v / 1e6).toFixed(1));
   box.replaceChildren(el("svg", { class: "chart", viewBox: "0 0 390 290", role: "img", "aria-label": `accuracy against ${threat ? "accuracy under " + threat : "MACs"} of all settings` },

@@ -56,6 +56,13 @@ const RULES = [
   },
 ];
 
+// The most liars among n clients for which a rule holds.
+function limitOf(rule, clients) {
+  let f = 0;
+  while (rule.least(f + 1) <= clients) f++;
+  return f;
+}
+
 // What hostile clients send, given the honest updates and their own honest ones.
 const LIES = {
   "by hand": (honest, own) => own,

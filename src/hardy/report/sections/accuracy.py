@@ -1,9 +1,11 @@
 """What the run reached: its headline, its accuracy, and its accuracy under attack."""
 
+import json
 from html import escape
 
+from hardy.report.chart import COLOURS, percent, plain, si
 from hardy.report.page import duration, figure, section, shown, table
-from hardy.report.plots import COLOURS, Bar, Dots, Series, bars, lines, percent, plain, si, strip
+from hardy.report.plots import Bar, Dots, Series, bars, lines, strip
 from hardy.report.stored_run import StoredRun, number
 
 _FLAG = ("name", "client", "message", "advice")
@@ -26,11 +28,32 @@ def header(run: StoredRun) -> str:
         "MACs": shown(number(summary, "macs"), si),
     }
     headline = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in numbers.items())
+    state = (
+        f'<p class="about">Still training: round {len(run.rounds)} is the last one here.</p>' if run.unfinished else ""
+    )
     return (
         f"<h1>{escape(str(summary.get('name', run.folder.name)))}</h1>"
-        f'<p class="about">{escape(" · ".join(about))}</p>'
-        f'<dl class="headline">{headline}</dl>'
+        f'<p class="about">{escape(" · ".join(about))}</p>{state}'
+        f'<dl class="headline">{headline}</dl>{_filter(run)}'
     )
+
+
+def _filter(run: StoredRun) -> str:
+    """What page.js needs to look at one domain or client; nothing to see without it."""
+    under = {f"under {name}": figures for name, figures in (run.summary.get("robust_accuracy") or {}).items()}
+    scores = {"on clean images": run.summary.get("standard_accuracy") or {}, **under}
+    clients = []
+    for at, client in enumerate(run.clients):
+        found = {name: (figures.get("by_client") or [None] * (at + 1))[at : at + 1] for name, figures in scores.items()}
+        known = {name: number(values[0]) if values else None for name, values in found.items()}
+        told = [f"{percent(value)} {name}" for name, value in known.items() if value is not None]
+        words = [f"{client.get('train')} training images", str(client.get("kind") or ""), *told]
+        domain = str(client.get("domain", ""))
+        clients.append({"client": client.get("client", at), "domain": domain, "words": ", ".join(filter(None, words))})
+    if len(clients) < 2:
+        return ""
+    told_to_page = escape(json.dumps({"domains": run.domains(), "clients": clients}))
+    return f'<div class="filter" hidden data-known="{told_to_page}"></div>'
 
 
 def _curves(run: StoredRun) -> list[str]:
@@ -45,8 +68,8 @@ def _curves(run: StoredRun) -> list[str]:
         Series(label=domain, points=run.series("standard_accuracy", "by_domain", domain)) for domain in run.domains()
     ]
     return [
-        figure("Accuracy over rounds", lines(overall, title="Accuracy over rounds", y=percent)),
-        figure("Accuracy by domain over rounds", lines(by_domain, title="Accuracy by domain", y=percent)),
+        figure("Accuracy over rounds", lines(overall, title="Accuracy over rounds", y=percent, zero=True)),
+        figure("Accuracy by domain over rounds", lines(by_domain, title="Accuracy by domain", y=percent, zero=True)),
         figure(
             "Accuracy over time",
             lines(
@@ -55,6 +78,7 @@ def _curves(run: StoredRun) -> list[str]:
                 y=percent,
                 x_name="seconds",
                 x_step=0.0,
+                zero=True,
             ),
         ),
     ]

@@ -5,12 +5,9 @@ from html import escape
 
 import numpy as np
 
+from hardy.report.count_plots import heat
 from hardy.report.page import figure, section
-from hardy.report.plots import (
-    Series,
-    heat,
-    lines,
-)
+from hardy.report.plots import Series, lines
 from hardy.report.stored_run import StoredRun
 
 

@@ -3,26 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
+from hardy.report.chart import COLOURS, Format, percent, plain, si
 from hardy.report.page import figure, section, shown, table
-from hardy.report.plots import (
-    COLOURS,
-    Bar,
-    Dots,
-    Format,
-    Series,
-    bars,
-    lines,
-    percent,
-    plain,
-    si,
-    strip,
-)
+from hardy.report.plots import Bar, Dots, Series, bars, lines, strip
 from hardy.report.stored_run import StoredRun, number
 
 
 def customising_section(run: StoredRun) -> str:
     """What every width and robustness costs and scores, and what training cost clients of unlike capacity."""
     found: list[dict[str, Any]] = run.settings.get("settings") or []
+    if len(found) < 2 and len({row["capacity"] for row in run.settings.get("clients") or []}) < 2:
+        return ""  # one network for all
     threats = list(found[0]["robust_accuracy"]) if found else []
     levels, widths = ([*dict.fromkeys(row[key] for row in found)] for key in ("robustness", "width"))
 

@@ -5,14 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from hardy.report.chart import COLOURS, plain
+from hardy.report.count_plots import heat
 from hardy.report.page import figure, section
-from hardy.report.plots import (
-    COLOURS,
-    Dots,
-    heat,
-    plain,
-    strip,
-)
+from hardy.report.plots import Dots, strip
 from hardy.report.stored_run import StoredRun, number
 
 _NAMED = 20

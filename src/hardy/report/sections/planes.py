@@ -3,12 +3,9 @@
 from collections.abc import Sequence
 from html import escape
 
+from hardy.report.chart import COLOURS
 from hardy.report.page import figure, section
-from hardy.report.plots import (
-    COLOURS,
-    Cloud,
-    scatter_plot,
-)
+from hardy.report.plots import Cloud, scatter_plot
 from hardy.report.stored_run import StoredRun
 
 

@@ -3,15 +3,10 @@
 from collections import Counter
 from html import escape
 
+from hardy.report.chart import percent, plain, si
+from hardy.report.count_plots import stacked
 from hardy.report.page import figure, section, shown, table
-from hardy.report.plots import (
-    Series,
-    lines,
-    percent,
-    plain,
-    si,
-    stacked,
-)
+from hardy.report.plots import Series, lines
 from hardy.report.stored_run import StoredRun, number
 
 _REASONS = ("dropped", "late", "crashed", "refused")
