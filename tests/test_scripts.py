@@ -21,7 +21,6 @@ SCRIPTS = {
     "benchmarks/robust.py": (["out.json", "--smoke"], "measured"),
     "benchmarks/split_mix.py": (["out.json", "--smoke"], "customising, ms"),
     "experiments/fbn/two_dimensions.py": (["out.svg", "--smoke"], "one machine"),
-    "experiments/private/attacks.py": (["out.json", "--smoke"], "nothing, seed 0"),
 }
 """arguments, and what must be a key of the result file, or stand in the picture or in what is printed"""
 SLOW = {
@@ -31,7 +30,7 @@ SLOW = {
 }
 PEERS = {f"benchmarks/peers/{name}.py" for name in ("work", "bare_run", "hardy_run", "flower_run", "pfl_run")}
 """run by peers.py, the last two where Ray and pfl are installed"""
-PARTS = {"experiments/fedrbn/clipping.py"}
+PARTS = {"experiments/fedrbn/clipping.py", "experiments/private/attacks.py"}
 """modules that a table names"""
 
 

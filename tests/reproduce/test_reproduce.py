@@ -68,6 +68,23 @@ def test_a_new_column_is_measured_on_the_run_that_is_there(folder):
     assert "pgd-1" in found["figures"] and found["seconds"] == seconds
 
 
+def test_one_image_a_client_says_nothing_of_its_error(folder):
+    toml = folder / "demo" / "t.toml"
+    text = toml.read_text().partition("[[measures]]")[0].replace('"fgsm"', '"one image"')
+    toml.write_text(text + '[[measures]]\nname = "one image"\nlimit = 1\n')
+    found = run_row(job(folder, overrides=("rounds=5", "data.limit=100", "training.batch=8")))["figures"]["one image"]
+    assert found["images"] == 10 and 0 < found["mean"] < 1
+    assert found["standard_error"] == pytest.approx((found["mean"] * (1 - found["mean"]) / 10) ** 0.5, abs=1e-6)
+
+
+def test_a_module_tells_images_and_errors(tmp_path):
+    row = "dp_sgd, noise 2 (ε = 49)"
+    found = run_row(RowJob(folder=FOLDER, table="private/attacks", row=row, seed=0, out=tmp_path, quick=True))
+    assert found["figures"].keys() == {*find_table(FOLDER, "private/attacks").columns}
+    assert found["figures"]["advantage"]["images"] == 1300 and found["figures"]["inversion, as sent"]["images"] == 4
+    assert all(figure["standard_error"] > 0 for figure in found["figures"].values())
+
+
 def test_the_command_writes_results_pages_and_a_picture(folder, capsys, monkeypatch):
     monkeypatch.chdir(folder.parent)
     assert main(["reproduce", "demo/t", "--seeds", "2", "--rows", "a", "--quiet", "--write", "rounds=1"]) == 0
@@ -140,8 +157,10 @@ QUICK = {
     "sfat/table_2": ("SFAT, AT", "data.limit=60"),
     "fbn/figure_3": ("FBN, γ = 0", "data.limit=80"),
     "split_mix/table_1": ("Split-Mix", "data.limit=80"),
+    "hostile/triggers": ("pixel pattern: median", "data.limit=80"),
+    "private/example_level": ("ε = 8, z = 1.8", "data.limit=80"),
 }
-"""a short form of each of the five papers, and what makes it tiny"""
+"""short forms, and what makes them tiny"""
 
 
 def run_quick(path, row, tmp_path, *more):

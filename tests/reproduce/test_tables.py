@@ -176,6 +176,11 @@ def test_names_of_files_tell_rows_apart():
     assert slug("FedRBN, λ = 0.5") != slug("FedRBN, λ = 0,5") and slug("FATBN") == "fatbn"
 
 
+def test_a_metric_of_the_run_takes_no_options():
+    with pytest.raises(HardyError, match="no effect"):
+        RowMeasure(name="x", metric="backdoor_success", limit=5)
+
+
 def test_mistakes_in_a_table_are_named(tmp_path):
     (tmp_path / "e.toml").write_text("rounds = 20\n")
     for options, words in (

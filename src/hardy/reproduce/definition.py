@@ -45,8 +45,16 @@ class RowMeasure:
     """of the networks at the best round on validation rows"""
     fine_tune: dict[str, Any] = field(default_factory=dict)
     """after every client went on alone, with the options of Run.fine_tune"""
+    metric: str = ""
+    """a metric that the run itself took in its last round, such as backdoor_success, in place of accuracy"""
 
     def __post_init__(self) -> None:
+        others = self.threat, self.limit, self.robustness, self.attack_branch, self.predict_branch, self.fine_tune
+        if self.metric and (any(others) or self.best or self.part != "test" or self.width != 1):
+            raise HardyError(
+                f"measure {self.name!r}: metric {self.metric!r} is as the run took it, so options beside it have no "
+                f"effect. Leave them out."
+            )
         if self.threat:
             parse_threat(self.threat)
         re.compile(self.rows)
@@ -97,7 +105,8 @@ class ResultTable:
     experiment: str = ""
     """the experiment file beside it"""
     program: str = ""
-    """a module beside it in place of an experiment: measure_row(options, seed, quick) gives the figures"""
+    """a module beside it in place of an experiment: measure_row(options, seed, quick) gives the figures, each a number
+    or its mean, images and standard_error"""
     code: str = ""
     """a module beside it with parts of its own"""
     set: tuple[str, ...] = ()

@@ -188,6 +188,8 @@ def _fit_or_resume(chosen: Experiment, folder: Path, data: Path | None, *, quiet
 
 def _measure(run: Run, measure: RowMeasure, data: Path | None, *, quiet: bool) -> dict[str, Any]:
     """A figure as a record holds it."""
+    if measure.metric:
+        return _own_metric(run, measure)
     assert run.folder is not None
     seen = load(run.folder, best=True, data_folder=data) if measure.best else run
     if measure.fine_tune:
@@ -215,11 +217,21 @@ def _measure(run: Run, measure: RowMeasure, data: Path | None, *, quiet: bool) -
     return figure | {"how": described(measure)}
 
 
+def _own_metric(run: Run, measure: RowMeasure) -> dict[str, Any]:
+    """A metric that the run took in its last round."""
+    taken = run.summary()["metrics"]
+    if measure.metric not in taken:
+        raise unknown("metric of the run", measure.metric, taken)
+    found = taken[measure.metric]
+    return {key: _rounded(found[key]) for key in _FIGURE} | {"how": described(measure)}
+
+
 def _distinct(run: Run, measure: RowMeasure, score: dict[str, Any]) -> dict[str, Any]:
-    """Where clients share test rows, an image counts once, and the error is at most that of all of them together."""
+    """Where clients share test rows an image counts once. There, and where clients have one row each, which tells
+    nothing of its error, the error is at most that of all images together."""
     rows = [getattr(client, measure.part)[: measure.limit] for client in run.engine.data.clients]
     images = len({row for own in rows for row in own.tolist()})
-    if images == score["images"]:
+    if images == score["images"] and any(len(own) > 1 for own in rows):
         return {}
     return {"images": images, "standard_error": _rounded(math.sqrt(score["mean"] * (1 - score["mean"]) / images))}
 
@@ -251,19 +263,22 @@ def _run_program(table: ResultTable, job: RowJob) -> Record:
         raise HardyError(
             f"{table.path} is measured by {table.program}, so {job.overrides[0]} has no effect. Leave it out."
         )
-    found: Mapping[str, float] = _program(path)(options, seed=job.seed, quick=job.quick)
-    plain = "not of test images"
+    found: Mapping[str, float | dict[str, Any]] = _program(path)(options, seed=job.seed, quick=job.quick)
     figures = {
-        name: {"mean": value, "images": None, "standard_error": None, "how": {"program": table.program}}
+        name: {"images": None, "standard_error": None}
+        | (value if isinstance(value, dict) else {"mean": value})
+        | {"how": {"program": table.program}}
         for name, value in found.items()
     }
     known = _record(table, job, mark)
-    reasons = {"images": plain, "standard_error": plain, "seconds": "not timed", "rounds": "not of a run"}
+    reasons = {"seconds": "not timed", "rounds": "not of a run", "precision": "the program's own"}
+    missing = {key for figure in figures.values() for key, value in figure.items() if value is None}
+    reasons |= dict.fromkeys(sorted(missing), "not of test images")
     record = {
         **known,
         "seed": job.seed,
         "device": "cpu",
-        "precision": "float64",
+        "precision": None,
         "rounds": None,
         "seconds": None,
         "costs": {},
