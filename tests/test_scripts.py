@@ -16,6 +16,7 @@ SCRIPTS = {
     "benchmarks/engines.py": (["out.json", "--smoke"], "one_step_round_ms"),
     "benchmarks/fedrbn.py": (["out.json", "--smoke"], "seconds"),
     "benchmarks/fedrobust.py": (["out.json", "--smoke"], "one_step_round_vectorised"),
+    "benchmarks/kernels.py": (["out.json", "--smoke"], "no GPU: nothing to measure"),
     "benchmarks/leakage.py": (["out.json", "--smoke"], "image"),
     "benchmarks/hostile_replies.py": (["--smoke"], "| all NaN | unchanged |"),
     "benchmarks/robust.py": (["out.json", "--smoke"], "measured"),

@@ -154,11 +154,11 @@ def test_a_stopped_evaluation_goes_on_between_stages(run, monkeypatch):
     (run.folder / "evaluation.json").unlink()
     honest, calls = ServedClients.attacked, []
 
-    def stop_at_the_third(self, attack, standing, key):
+    def stop_at_the_third(self, attack, *given, **how):
         calls.append(type(attack).__name__)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return honest(self, attack, standing, key)
+        return honest(self, attack, *given, **how)
 
     monkeypatch.setattr(ServedClients, "attacked", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
@@ -261,7 +261,7 @@ def test_one_attack_under_two_names_runs_once(monkeypatch):
     """pgd-7 is pgd-7@8/255, here and in the rounds' own figures."""
     names, calls = ("pgd-2", "pgd-2@8/255", "pgd-2@eps=8/255"), []
     attacked = ServedClients.attacked
-    monkeypatch.setattr(ServedClients, "attacked", lambda *args: calls.append(args[1]) or attacked(*args))
+    monkeypatch.setattr(ServedClients, "attacked", lambda *args, **how: calls.append(args[1]) or attacked(*args, **how))
     trained = fit(papers.fedavg(), rounds=1, evaluation=EvaluationChoice(threats=names))
     assert len(calls) == 1 and len({str(trained.robust[name]["by_client"]) for name in names}) == 1
     found = evaluate(trained, names, checks=False, quiet=True)["robust_accuracy"]

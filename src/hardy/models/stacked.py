@@ -123,12 +123,14 @@ class _Run(NamedTuple):
         if self.convolution is None:
             if len(self.layers) == 1 and self.pool is None:
                 return self.plain(x)
-            return functions.pool(x[None], scale, shift, self.after)[0]
+            return functions.pool(x[None], scale, shift, self.after).squeeze(0)
         weight, half, how = _product(self.convolution)
         bias = None if self.convolution.bias is None else self.convolution.bias[None]
         if bias is not None:
             shift = bias if scale is None or shift is None else shift + bias * scale
-        return functions.serve(x[None], weight[None], half[None], scale, shift, how, self.after, _precision())[0]
+        return functions.serve(x[None], weight[None], half[None], scale, shift, how, self.after, _precision()).squeeze(
+            0
+        )
 
     def _by_statistics(self, x: Tensor, calls: Sequence[Call]) -> Tensor:
         """With statistics of the batch, of each part of it by itself, or running ones for some of its parts. A bias
@@ -139,7 +141,7 @@ class _Run(NamedTuple):
         z, bias = x, None
         if self.convolution is not None:
             weight, half, how = _product(self.convolution)
-            z = functions.convolve(x[None], weight[None], half[None], how, _precision())[0]
+            z = functions.convolve(x[None], weight[None], half[None], how, _precision()).squeeze(0)
             bias = None if self.convolution.bias is None else self.convolution.bias
         kept, affine = zip(*(self.norm.branch(call.branch) for call in calls), strict=True)
         moving = [call.statistics == "batch" for call in calls]
@@ -245,7 +247,7 @@ class Linear(nn.Linear):
         from hardy.kernels import functions
 
         half = round_once(self.weight)
-        out = functions.linear(x.to(half.dtype)[None], self.weight[None], half[None])[0]
+        out = functions.linear(x.to(half.dtype)[None], self.weight[None], half[None]).squeeze(0)
         return out if self.bias is None else out + self.bias.to(out.dtype)
 
 
