@@ -12,7 +12,7 @@ from hardy.reproduce.row_jobs import run_jobs
 from hardy.reproduce.row_runs import RowJob, plan_rows, run_row
 
 FOLDER = Path(__file__).parents[2] / "experiments"
-TINY = ["rounds=1", "evaluation.every=1", "engine.name=sequential", "engine.device=cpu", "training.batch=8"]
+TINY = ["rounds=1", "evaluation.every=1", "engine={name='sequential',device='cpu'}", "training.batch=8"]
 MARK = "<!-- {}, written by `hardy reproduce --write` -->\n<!-- end -->\n"
 
 
