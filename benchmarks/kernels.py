@@ -38,7 +38,7 @@ def relative(found, wanted) -> float:
 
 def agreement(cases) -> list[dict]:
     """Relative errors of convolutions and their gradients."""
-    from hardy.kernels import convolution
+    from hardy.kernels import convolution, weight_gradient
 
     rows = []
     generator = torch.Generator("cuda").manual_seed(0)
@@ -55,7 +55,7 @@ def agreement(cases) -> list[dict]:
             errors = {
                 "forward": relative(convolution.convolve(a, b, how, precision=precision)[0], wanted.detach()),
                 "to_input": relative(convolution.to_input(slope, b, how, (side, side), precision), to_x),
-                "to_weight": relative(convolution.to_weight(a, slope, how, precision), to_w),
+                "to_weight": relative(weight_gradient.to_weight(a, slope, how, precision), to_w),
             }
             limit = 1e-3 if dtype is torch.float32 else 1e-2
             assert all(error < limit for error in errors.values()), (how, entering, leaving, dtype, precision, errors)

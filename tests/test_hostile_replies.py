@@ -81,7 +81,7 @@ for figure, values in FIGURES.items():
 
 
 def example(factory):
-    usual = {"f": 1, "radius": 100.0, "size": 2, "share": 0.4}
+    usual = {"f": 1, "radius": 100.0, "size": 2, "share": 0.4, "clip": 100.0, "noise": 0.0}
     return factory(**{name: value for name, value in usual.items() if name in inspect.signature(factory).parameters})
 
 

@@ -16,12 +16,15 @@ from hardy.config.schema import experiment_schema
 from hardy.config.writing import dump, to_table
 from hardy.data.sources import SOURCES
 from hardy.registry import KINDS, PARTS
+from hardy.reproduce.definition import read_table
 from hardy.user_code import USER
 
 ROOT = Path(__file__).parents[1]
 BUNDLED = sorted((Path(hardy.__file__).parent / "bundled").glob("*.toml"))
-GRIDS = sorted((ROOT / "experiments").rglob("grid*.toml"))
-EXPERIMENTS = [path for path in sorted((ROOT / "experiments").rglob("*.toml")) if path not in GRIDS]
+TABLES = [path for path in sorted((ROOT / "experiments").rglob("*.toml")) if "rows" in tomllib.loads(path.read_text())]
+EXPERIMENTS = [
+    path for path in sorted((ROOT / "experiments").rglob("*.toml")) if "data" in tomllib.loads(path.read_text())
+]
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +52,12 @@ def test_published_experiments_are_valid(mistakes):
 
 
 @pytest.mark.slow
-def test_rows_of_grids_are_valid_as_a_run_would_write_them(mistakes):
-    for path in GRIDS:
-        grid = tomllib.loads(path.read_text("utf-8"))
-        for row, changes in grid["rows"].items():
-            chosen = hardy.read(path.parent / grid["experiment"], changes, check=False)
-            assert not mistakes(chosen.to_toml()), f"{path.parent.name}: {row}"
+def test_rows_of_tables_are_valid_as_a_run_would_write_them(mistakes):
+    for path in TABLES:
+        table = read_table(path)
+        for row in table.rows_of():
+            chosen = hardy.read(path.parent / table.experiment, table.overrides_of(row), check=False)
+            assert not mistakes(chosen.to_toml()), f"{table.name}: {row}"
 
 
 def test_config_of_a_run_is_valid(mistakes, tmp_path):

@@ -340,7 +340,14 @@ def test_plain_functions_are_metrics_and_callbacks(study, tmp_path, monkeypatch,
         "def three(one, two, more):\n    return 1\n"
     )
     monkeypatch.chdir(study)
-    short = ["rounds=4", "data.limit=40", "training.steps=1", "engine.device=cpu", 'callbacks=["own.py:enough"]']
+    short = [
+        "rounds=4",
+        "evaluation.every=1",
+        "data.limit=40",
+        "training.steps=1",
+        "engine.device=cpu",
+        'callbacks=["own.py:enough"]',
+    ]
     words = ["run", "demo", *short, 'evaluation.metrics=["own.py:first"]', "--out", "run", "--quiet"]
     assert main(words) == 0
     saved = config.read("run/config.toml")

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from hardy.kernels import convolution
+from hardy.kernels import convolution, weight_gradient
 from hardy.kernels.convolution import Epilogue, Geometry
 
 
@@ -31,7 +31,7 @@ def agree(slots, images, entering, leaving, sides, how, limit=1e-5, dtype=torch.
     to_x, to_weight = torch.autograd.grad(wanted, (double, turned), slope.double())
     close(convolution.convolve(x, weight, how, precision="ieee")[0], wanted.detach(), limit)
     close(convolution.to_input(slope, weight, how, sides, "ieee"), to_x, limit)
-    close(convolution.to_weight(x, slope, how, "ieee"), to_weight, limit)
+    close(weight_gradient.to_weight(x, slope, how, "ieee"), to_weight, limit)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hardy.core.net import Net
 from hardy.errors import HardyError
 from hardy.kernels import descent, functions
 from hardy.models import resnet18, tiny_cnn
-from hardy.models.stacked import Conv2d, Linear, MaxPool2d, Sequential
+from hardy.models.stacked import Conv2d, FusedSequential, Linear, MaxPool2d
 
 
 def dual(features):
@@ -27,7 +27,7 @@ def sent(features):
 
 
 def usual(norm):
-    return Sequential(
+    return FusedSequential(
         Conv2d(3, 4, 3, padding=1),
         norm(4),
         MaxPool2d(2),
@@ -114,7 +114,7 @@ def test_products_have_second_derivatives():
     how = functions.Geometry(3, 3, 1, 1)
 
     def fused(x, w):
-        return functions.convolve(x[None], w[None], w.detach()[None], how, "ieee")[0].pow(3).sum()
+        return functions.convolution_layer(x[None], w[None], w.detach()[None], how, "ieee")[0].pow(3).sum()
 
     def plain(x, w):
         return F.conv2d(x, w, None, 1, 1).pow(3).sum()
@@ -148,7 +148,7 @@ def test_one_pass_of_sgd_moves_weights_and_their_rounded_copies():
         slope = gradient[name] + 0.1 * value
         wanted[name] = value - 0.01 * (slope + 0.9 * (0.9 * velocity[name] + slope))
     rate = torch.tensor(0.01, device=weights["bias"].device)
-    descent.descend(weights, gradient, rate, rounded, decay=0.1, velocity=velocity, momentum=0.9, nesterov=True)
+    descent.descend_rounded(weights, gradient, rate, rounded, decay=0.1, velocity=velocity, momentum=0.9, nesterov=True)
     torch.testing.assert_close(weights, wanted)
     for name, copy in rounded.items():
         torch.testing.assert_close(copy.float(), weights[name], rtol=2**-7, atol=0.0)

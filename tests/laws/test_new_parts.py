@@ -17,7 +17,7 @@ VECTORISED = EngineChoice(name="vectorised", device="cpu", precision="float64", 
 
 
 def example(factory):
-    usual = {"norm": 1.0}
+    usual = {"norm": 1.0, "deviation": 0.01}
     if factory is Chain:
         return chain(clip(norm=1.0), sgd(momentum=0.5))
     return factory(**{name: value for name, value in usual.items() if name in inspect.signature(factory).parameters})

@@ -216,12 +216,12 @@ def test_evaluations_at_the_same_time_merge(tmp_path):
     first, second = (hardy.load(tmp_path / "run", **given) for _ in range(2))
     attacked = evaluating.ServedClients.attacked
 
-    def meanwhile(self, *rest):
+    def meanwhile(self, *rest, **how):
         """While the first attack runs, another process finishes an evaluation of its own."""
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(evaluating.ServedClients, "attacked", attacked)
             hardy.evaluate(second, "pgd-2@0.1", checks=False, quiet=True)
-        return attacked(self, *rest)
+        return attacked(self, *rest, **how)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(evaluating.ServedClients, "attacked", meanwhile)

@@ -40,7 +40,7 @@ def fused_products(model: nn.Module) -> dict[str, nn.Module]:
 
 
 @contextmanager
-def reading(trained: Tensors, rounded: Tensors) -> Iterator[None]:
+def reading_rounded(trained: Tensors, rounded: Tensors) -> Iterator[None]:
     """Layers inside read the rounded copies in place of these weights."""
     token = _rounded.set({id(trained[name]): copy for name, copy in rounded.items()})
     try:

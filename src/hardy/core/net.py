@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hardy.core.layers import Call, UseStatistics, passing
-from hardy.core.manner import fused_products, manner, reading, round_once
+from hardy.core.manner import fused_products, manner, reading_rounded, round_once
 from hardy.core.modes import call_model
 from hardy.core.tensors import Tensors
 
@@ -53,7 +53,7 @@ class Net:
         run once for all: weights are read, and their gradients written, once."""
         images, calls = zip(*passes, strict=True)
         state = {**self._read, **self.buffers}
-        with passing(*calls), reading(self._read, self._rounded):
+        with passing(*calls), reading_rounded(self._read, self._rounded):
             key = next((call.key for call in calls if call.key is not None), None)
             logits = call_model(self.model, state, images[0] if len(images) == 1 else torch.cat(images), key=key)
         if any(call.statistics == "batch" for call in calls):

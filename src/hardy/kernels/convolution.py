@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hardy.kernels.tuning import Tiles, choose
+from hardy.kernels.tuning import Tiles, quickest_tiles
 
 FEW = 16
 """input channels below which taps and channels are one axis of the product: it would be nearly empty otherwise"""
@@ -55,7 +55,7 @@ class Epilogue(NamedTuple):
 
 
 @triton.jit
-def _look(
+def look(
     x, image, top, left, there, kh, kw, channel, known,
     row_x, column_x, channel_x, height, width,
     STRIDE: tl.constexpr, PAD: tl.constexpr, TURNED: tl.constexpr, FEW: tl.constexpr,
@@ -140,23 +140,23 @@ def _convolution(  # noqa: PLR0915
             mask=known[:, None] & kept[None, :],
             other=0.0,
         )
-        a = _look(
+        a = look(
             x, image, top, left, there, kh, kw, channel, known, row_x, column_x, channel_x, height, width,
             STRIDE, PAD, TURNED, FEW,
         ).to(b.dtype)  # fmt: skip
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
         if POOL == 2:
-            a = _look(
+            a = look(
                 x, image, top, left + 1, there, kh, kw, channel, known, row_x, column_x, channel_x, height, width,
                 STRIDE, PAD, TURNED, FEW,
             ).to(b.dtype)  # fmt: skip
             acc1 = tl.dot(a, b, acc1, input_precision=PRECISION)
-            a = _look(
+            a = look(
                 x, image, top + 1, left, there, kh, kw, channel, known, row_x, column_x, channel_x, height, width,
                 STRIDE, PAD, TURNED, FEW,
             ).to(b.dtype)  # fmt: skip
             acc2 = tl.dot(a, b, acc2, input_precision=PRECISION)
-            a = _look(
+            a = look(
                 x, image, top + 1, left + 1, there, kh, kw, channel, known, row_x, column_x, channel_x, height, width,
                 STRIDE, PAD, TURNED, FEW,
             ).to(b.dtype)  # fmt: skip
@@ -199,51 +199,6 @@ def _convolution(  # noqa: PLR0915
     tl.store(out + at, acc.to(out.dtype.element_ty), mask=written)
     if CODED:
         tl.store(code + at, place.to(tl.uint8), mask=written)
-
-
-@triton.jit
-def _to_weight(
-    x, g, out,
-    slot_x, image_x, row_x, column_x, channel_x,
-    slot_g, image_g, row_g, column_g, channel_g,
-    slots, height, width, rows_out, columns_out, pixels,
-    SPAN: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    STRIDE: tl.constexpr, PAD: tl.constexpr,
-    FEW: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """One tile of [taps x input channels, output channels] of one slot, summed over a span of its pixels."""
-    leaving = tl.program_id(1) * BN + tl.arange(0, BN)
-    slot, split = (tl.program_id(2) % slots).to(tl.int64), tl.program_id(2) // slots
-    PARTS: tl.constexpr = (CI + BM - 1) // BM
-    if FEW:
-        flat = tl.program_id(0) * BM + tl.arange(0, BM)
-        tap, channel, known = flat // CI, flat % CI, flat < KH * KW * CI
-    else:
-        tap, channel = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS * BM + tl.arange(0, BM)
-        known = channel < CI
-    kh, kw, kept = tap // KW, tap % KW, leaving < CO
-    x += slot * slot_x
-    g += slot * slot_g
-    cells = rows_out * columns_out
-    acc = tl.zeros((BM, BN), tl.float32)
-    end = tl.minimum((split + 1) * SPAN, pixels)
-    for start in range(0, SPAN, BK):
-        pixel = split * SPAN + start + tl.arange(0, BK)
-        there, image, cell = pixel < end, pixel // cells, pixel % cells
-        top, left = cell // columns_out, cell % columns_out
-        b = tl.load(
-            g + (image * image_g + top * row_g + left * column_g)[:, None] + leaving[None, :] * channel_g,
-            mask=there[:, None] & kept[None, :],
-            other=0.0,
-        )
-        a = _look(
-            x, image * image_x, top, left, there, kh, kw, channel, known, row_x, column_x, channel_x, height, width,
-            STRIDE, PAD, False, FEW,
-        ).to(b.dtype)  # fmt: skip
-        acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION)
-    out += (split.to(tl.int64) * slots + slot) * KH * KW * CI * CO
-    at = leaving[None, :] * (CI * KH * KW) + (channel * (KH * KW) + tap)[:, None]
-    tl.store(out + at, acc, mask=known[:, None] & kept[None, :])
 
 
 def convolve(
@@ -306,50 +261,6 @@ def _widen(
     tl.store(wide + slot * total + at, value, mask=at < total)
 
 
-def to_weight(x: Tensor, gradient: Tensor, how: Geometry, precision: str = "tf32") -> Tensor:
-    """The gradient to the weights, [S, CO, CI, kh, kw], in float32."""
-    _, images, entering, height, width = x.shape
-    leaving, rows, columns = gradient.shape[2:]
-    few, pixels = entering < FEW, images * rows * columns
-    span = _span(pixels, few=few)
-    splits = -(-pixels // span)
-    taps = how.height * how.width
-    narrow, part = gradient.dtype.itemsize == 2, min(128, max(16, _power(leaving)))
-
-    def on(x: Tensor, gradient: Tensor) -> Callable[[Tiles], Tensor]:
-        slots = len(x)
-        out = x.new_empty(splits, slots, leaving, entering, how.height, how.width, dtype=torch.float32)
-
-        def run(tiles: Tiles) -> Tensor:
-            blocks = triton.cdiv(taps * entering, tiles.rows) if few else taps * triton.cdiv(entering, tiles.rows)
-            _to_weight[(blocks, triton.cdiv(leaving, part), slots * splits)](
-                x, gradient, out, *_strides(x), *_strides(gradient),
-                slots, height, width, rows, columns, pixels,
-                SPAN=span, CI=entering, CO=leaving, KH=how.height, KW=how.width, STRIDE=how.stride, PAD=how.padding,
-                FEW=few, PRECISION=precision, BM=tiles.rows, BN=part, BK=64 if narrow else 32,
-                num_warps=tiles.warps, num_stages=tiles.stages,
-            )  # fmt: skip
-            return out
-
-        return run
-
-    most = 128 if few else min(128, max(16, _power(entering)))
-    kinds = [
-        Tiles(size, warps, stages)
-        for size in sorted({most, min(most, 64)})
-        for warps, stages in ((4, 3), (4, 4), (8, 3))
-    ]
-    shape = (how, images, entering, height, width, leaving, str(x.dtype), str(gradient.dtype), precision, _lying(x))
-    out = on(x, gradient)(choose("to_weight", shape, kinds, lambda: on(_many(x), _many(gradient)), x.device))
-    return out[0] if splits == 1 else out.sum(0)
-
-
-def _span(pixels: int, *, few: bool) -> int:
-    """Pixels that one program sums over: few tiles need many programs. By the shape alone, so that bits do not depend
-    on how many slots run together."""
-    return min(pixels, 2048 if few else 16384)
-
-
 def packed(weight: Tensor) -> Tensor:
     """[S, CO, CI, kh, kw] that lies in memory as [S, CI, kh, kw, CO], as tiles are read; the same values."""
     return weight.permute(0, 2, 3, 4, 1).contiguous().permute(0, 4, 1, 2, 3)
@@ -372,7 +283,7 @@ def _run(
     entering = weight.shape[2]
     few = entering < FEW
     dtype = weight.dtype
-    part, pixels = min(128, max(16, _power(channels))), images * rows * columns
+    part, pixels = min(128, max(16, power_of_two(channels))), images * rows * columns
     tap = weight.stride(4)
     assert weight.stride(3) == tap * how.width or how.height == 1, "taps lie one after the other"
 
@@ -386,7 +297,7 @@ def _run(
         def run(tiles: Tiles) -> list[Tensor]:
             _convolution[(triton.cdiv(pixels, tiles.rows), slots, triton.cdiv(channels, part))](
                 x, weight, out, code, scale, shift,
-                *_strides(x), weight.stride(0) if len(weight) > 1 else 0, tap, weight.stride(2), weight.stride(1),
+                *strides(x), weight.stride(0) if len(weight) > 1 else 0, tap, weight.stride(2), weight.stride(1),
                 images, x.shape[3], x.shape[4], rows, columns, cell, channel, *(image or (0, 0, 0))[1:],
                 CI=entering, CO=channels, KH=how.height, KW=how.width, STRIDE=how.stride, PAD=how.padding,
                 TURNED=turned, SIDE=_SIDE if image else 0, POOL=2 if after.pool else 1,
@@ -400,9 +311,11 @@ def _run(
 
     sizes = ((32, 4, 3), (64, 4, 3), (64, 8, 3)) if after.pool else ((64, 4, 3), (128, 4, 3), (128, 8, 3), (128, 4, 4))
     shape: tuple[Any, ...] = (how, tuple(x.shape[1:]), leaving, turned, image, *after[2:])
-    shape += (after.scale is not None, after.shift is not None, str(x.dtype), str(dtype), precision, _lying(x))
+    shape += (after.scale is not None, after.shift is not None, str(x.dtype), str(dtype), precision, lies_by_channel(x))
     given = x, weight, after.scale, after.shift
-    tiles = choose("convolution", shape, [Tiles(*size) for size in sizes], lambda: on(*map(_many, given)), x.device)
+    tiles = quickest_tiles(
+        "convolution", shape, [Tiles(*size) for size in sizes], lambda: on(*map(many_slots, given)), x.device
+    )
     out, code = on(*given)(tiles)
     if not (after.flat or image):
         out, code = (whole.permute(0, 1, 4, 2, 3) for whole in (out, code))
@@ -413,7 +326,7 @@ _SLOTS = 32
 """to try tiles on"""
 
 
-def _many(x: Any) -> Any:
+def many_slots(x: Any) -> Any:
     """As many slots as a GPU needs to be busy."""
     if x is None or len(x) >= _SLOTS:
         return x
@@ -430,15 +343,15 @@ def _depth(entering: int, dtype: torch.dtype, *, few: bool) -> int:
     return 32 if -(-entering // 32) % 2 else 64
 
 
-def _strides(x: Tensor) -> tuple[int, ...]:
+def strides(x: Tensor) -> tuple[int, ...]:
     """Of [S, N, C, H, W], as slot, image, row, column, channel."""
     slot, image, channel, row, column = x.stride()
     return slot if x.shape[0] > 1 else 0, image, row, column, channel
 
 
-def _lying(x: Tensor) -> bool:
+def lies_by_channel(x: Tensor) -> bool:
     return x.stride(2) == 1
 
 
-def _power(number: int) -> int:
+def power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()

@@ -27,7 +27,7 @@ def _descend(
         tl.store(rounded + at, w.to(rounded.dtype.element_ty), mask=there)
 
 
-def descend(
+def descend_rounded(
     weights: Tensors,
     gradient: Tensors,
     rate: Tensor,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hardy.errors import HardyError
-from hardy.kernels import convolution, pooling
+from hardy.kernels import convolution, pooling, weight_gradient
 from hardy.kernels.convolution import Epilogue, Geometry
 from hardy.kernels.pooling import Window
 
@@ -89,7 +89,7 @@ class _ToInput(torch.autograd.Function):
         gradient, weight, half = ctx.saved_tensors
         to_gradient = to_weight = None
         if ctx.needs_input_grad[0]:
-            to_gradient = convolve(again, weight, half, ctx.how, ctx.precision)
+            to_gradient = convolution_layer(again, weight, half, ctx.how, ctx.precision)
         if ctx.needs_input_grad[1]:
             to_weight = _weight_gradient(again, gradient, weight, ctx)
         return to_gradient, to_weight, None, None, None, None
@@ -100,7 +100,7 @@ class _ToWeight(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, gradient: Tensor, how: Geometry, precision: str) -> Tensor:
-        return convolution.to_weight(x, gradient, how, precision)
+        return weight_gradient.to_weight(x, gradient, how, precision)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -114,7 +114,7 @@ class _ToWeight(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             to_x = _to_input(gradient, again, again, x, ctx)
         if ctx.needs_input_grad[1]:
-            to_gradient = convolve(x, again, again, ctx.how, ctx.precision)
+            to_gradient = convolution_layer(x, again, again, ctx.how, ctx.precision)
         return to_x, to_gradient, None, None
 
 
@@ -175,7 +175,7 @@ class _Served(torch.autograd.Function):
         if own:  # not in attacks, for which this function is
             over = (1, 3, 4)
             if scale is not None:
-                plain = convolve(x, weight, half, ctx.how, ctx.precision)
+                plain = convolution_layer(x, weight, half, ctx.how, ctx.precision)
                 to_scale = (slope.float() * plain.float()).sum(over).to(scale.dtype)
             if shift is not None:
                 to_shift = slope.float().sum(over).to(shift.dtype)
@@ -348,13 +348,13 @@ for _kind in (_Convolution, _ToInput, _ToWeight, _Served, _Spread, _Settled, _Un
     setattr(_kind, "vmap", staticmethod(_vectorised(_kind)))  # noqa: B010
 
 
-def convolve(x: Tensor, weight: Tensor, half: Tensor, how: Geometry, precision: str) -> Tensor:
+def convolution_layer(x: Tensor, weight: Tensor, half: Tensor, how: Geometry, precision: str) -> Tensor:
     """A convolution of every slot."""
     out: Tensor = _Convolution.apply(x, weight, half, how, precision)
     return out
 
 
-def linear(x: Tensor, weight: Tensor, half: Tensor) -> Tensor:
+def linear_layer(x: Tensor, weight: Tensor, half: Tensor) -> Tensor:
     """A linear layer of every slot, without its bias."""
     out: Tensor = _Linear.apply(x, weight, half)
     return out
@@ -368,7 +368,7 @@ class Following(NamedTuple):
     flat: bool = False
 
 
-def serve(
+def served_layer(
     x: Tensor,
     weight: Tensor,
     half: Tensor,
@@ -382,15 +382,15 @@ def serve(
     if after.window in (Window(), Window(2, 2)):
         two = after.window.size == 2
         return _Served.apply(x, weight, half, scale, shift, how, two, after.relu, after.flat, precision)[0]  # type: ignore[no-any-return]
-    return pool(convolve(x, weight, half, how, precision), scale, shift, after)
+    return pooling_layer(convolution_layer(x, weight, half, how, precision), scale, shift, after)
 
 
-def pool(z: Tensor, scale: Tensor | None, shift: Tensor | None, after: Following) -> Tensor:
+def pooling_layer(z: Tensor, scale: Tensor | None, shift: Tensor | None, after: Following) -> Tensor:
     """relu(pool(z · scale + shift))."""
     return _Pooled.apply(z, scale, shift, *after)[0]  # type: ignore[no-any-return]
 
 
-def settle(
+def norm_layer(
     z: Tensor, weight: Tensor, bias: Tensor, given: tuple[Tensor, Tensor, Tensor], eps: float, after: Following
 ) -> tuple[Tensor, Tensor, Tensor]:
     """relu(pool(norm(z))) of [G, N, C, H, W], and z's own mean and variance. `given`: for each group whether it is

@@ -37,7 +37,7 @@ def cache_file(device: torch.device) -> Path:
     return folder / f"tiles_{name}_triton-{triton.__version__}.json"
 
 
-def choose(
+def quickest_tiles(
     kernel: str,
     shape: tuple[Any, ...],
     kinds: Sequence[Tiles],

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hardy.core.layers import InputScale
 from hardy.core.tensors import ImageShape
 from hardy.errors import HardyError
-from hardy.models.stacked import Sequential
+from hardy.models.stacked import FusedSequential
 
 MakeNorm = Callable[[int], nn.Module]
 """Features -> a layer that normalises [N, C] and [N, C, H, W], and tokens [N, T, C] in a transformer. `nn.Identity` is
@@ -21,9 +21,9 @@ Scale = tuple[Sequence[float], Sequence[float]] | None
 HALF: Scale = ((0.5,), (0.5,))
 
 
-def named_sequential(**layers: nn.Module) -> Sequential:
+def named_sequential(**layers: nn.Module) -> FusedSequential:
     """Layers one after the other, under their names."""
-    return Sequential(OrderedDict(layers))
+    return FusedSequential(OrderedDict(layers))
 
 
 def start(model: nn.Module, draw: Callable[[Tensor], Tensor]) -> nn.Module:

@@ -12,11 +12,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hardy.core.layers import AffineParameters, BatchNorm, Dropout, Statistics, calling
 from hardy.errors import HardyError
 from hardy.models.blocks import MakeNorm
-from hardy.models.stacked import Conv2d, MaxPool2d
+from hardy.models.stacked import Conv2d, FusedSequential, Linear, MaxPool2d
 
 _STOCK = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _DIMENSIONS: dict[type[nn.Module], int] = {nn.BatchNorm1d: 2, nn.BatchNorm2d: 4, nn.BatchNorm3d: 5}
 """axes of what they normalise"""
+_OURS: tuple[tuple[type[nn.Module], type[nn.Module]], ...] = (
+    (Conv2d, nn.Conv2d),
+    (Linear, nn.Linear),
+    (MaxPool2d, nn.MaxPool2d),
+    (FusedSequential, nn.Sequential),
+)
+"""layers of Hardy's own networks that have the attributes of torch's"""
 _SIDES = (32, 28, 64, 224)
 """of the square images that a network of unknown input is tried on"""
 _IMAGES = 4
@@ -307,9 +314,9 @@ def _given_back(layer: nn.Module, branch: str, axes: int) -> nn.Module:
         return cast(nn.Module, old)
     if type(layer) is Dropout:
         return old or nn.Dropout(layer.p)
-    for ours, theirs in ((Conv2d, nn.Conv2d), (MaxPool2d, nn.MaxPool2d)):
+    for ours, theirs in _OURS:
         if type(layer) is ours:
-            layer.__class__ = theirs  # type: ignore[assignment]  # the same attributes, torch's own forward
+            layer.__class__ = theirs  # the same attributes, torch's own forward
     return layer
 
 

@@ -40,7 +40,7 @@ def _fusing(x: Tensor) -> bool:
     return manner() == "fused" and x.dtype is not torch.float64
 
 
-class Sequential(nn.Sequential):
+class FusedSequential(nn.Sequential):
     """nn.Sequential whose layers run in turn as `in_turn` runs them."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def in_turn(x: Tensor, *layers: nn.Module) -> Tensor:
 
 def _leaves(layers: Iterable[nn.Module]) -> Iterator[nn.Module]:
     for layer in layers:
-        if type(layer) in (Sequential, nn.Sequential) and not _hooked(layer):
+        if type(layer) in (FusedSequential, nn.Sequential) and not _hooked(layer):
             yield from _leaves(cast(nn.Sequential, layer))
         elif type(layer) is not nn.Identity:
             yield layer
@@ -123,14 +123,14 @@ class _Run(NamedTuple):
         if self.convolution is None:
             if len(self.layers) == 1 and self.pool is None:
                 return self.plain(x)
-            return functions.pool(x[None], scale, shift, self.after).squeeze(0)
+            return functions.pooling_layer(x[None], scale, shift, self.after).squeeze(0)
         weight, half, how = _product(self.convolution)
         bias = None if self.convolution.bias is None else self.convolution.bias[None]
         if bias is not None:
             shift = bias if scale is None or shift is None else shift + bias * scale
-        return functions.serve(x[None], weight[None], half[None], scale, shift, how, self.after, _precision()).squeeze(
-            0
-        )
+        return functions.served_layer(
+            x[None], weight[None], half[None], scale, shift, how, self.after, _precision()
+        ).squeeze(0)
 
     def _by_statistics(self, x: Tensor, calls: Sequence[Call]) -> Tensor:
         """With statistics of the batch, of each part of it by itself, or running ones for some of its parts. A bias
@@ -141,7 +141,7 @@ class _Run(NamedTuple):
         z, bias = x, None
         if self.convolution is not None:
             weight, half, how = _product(self.convolution)
-            z = functions.convolve(x[None], weight[None], half[None], how, _precision()).squeeze(0)
+            z = functions.convolution_layer(x[None], weight[None], half[None], how, _precision()).squeeze(0)
             bias = None if self.convolution.bias is None else self.convolution.bias
         kept, affine = zip(*(self.norm.branch(call.branch) for call in calls), strict=True)
         moving = [call.statistics == "batch" for call in calls]
@@ -157,7 +157,7 @@ class _Run(NamedTuple):
                 t if moves else t + (bias - bias.detach()) * line
                 for t, line, moves in zip(terms, lines, moving, strict=True)
             ]
-        out, mean, var = functions.settle(
+        out, mean, var = functions.norm_layer(
             z.view(len(calls), -1, *z.shape[1:]),
             torch.stack([one.weight for one in affine]),
             torch.stack(terms),
@@ -247,7 +247,7 @@ class Linear(nn.Linear):
         from hardy.kernels import functions
 
         half = round_once(self.weight)
-        out = functions.linear(x.to(half.dtype)[None], self.weight[None], half[None]).squeeze(0)
+        out = functions.linear_layer(x.to(half.dtype)[None], self.weight[None], half[None]).squeeze(0)
         return out if self.bias is None else out + self.bias.to(out.dtype)
 
 

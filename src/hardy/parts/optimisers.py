@@ -90,7 +90,7 @@ class SGD(Optimiser):
         if rounded:
             from hardy.kernels import descent
 
-            descent.descend(weights, gradient, rate, rounded, **how)
+            descent.descend_rounded(weights, gradient, rate, rounded, **how)
         else:
             tensors.descend(weights, gradient, rate, **how)
 
