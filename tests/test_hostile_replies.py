@@ -81,12 +81,13 @@ for figure, values in FIGURES.items():
 
 
 def example(factory):
-    usual = {"f": 1, "radius": 100.0, "size": 2, "share": 0.4, "clip": 100.0, "noise": 0.0}
+    usual = {"f": 1, "radius": 100.0, "size": 2, "share": 0.4}
     return factory(**{name: value for name, value in usual.items() if name in inspect.signature(factory).parameters})
 
 
 RULES = {name: example(rule) for name, rule in PARTS["aggregator"].items() if name not in ("control_mean", "fltrust")}
-RULES |= {f"pipeline({name})": pipeline(pre=(example(stage),)) for name, stage in PARTS["stage"].items()}
+STAGES = {name: stage for name, stage in PARTS["stage"].items() if name != "client_level_dp"}  # no shared statistics
+RULES |= {f"pipeline({name})": pipeline(pre=(example(stage),)) for name, stage in STAGES.items()}
 
 
 class Outside(Trains):

@@ -21,10 +21,9 @@ from hardy.user_code import USER
 
 ROOT = Path(__file__).parents[1]
 BUNDLED = sorted((Path(hardy.__file__).parent / "bundled").glob("*.toml"))
-TABLES = [path for path in sorted((ROOT / "experiments").rglob("*.toml")) if "rows" in tomllib.loads(path.read_text())]
-EXPERIMENTS = [
-    path for path in sorted((ROOT / "experiments").rglob("*.toml")) if "data" in tomllib.loads(path.read_text())
-]
+FILES = {path: tomllib.loads(path.read_text()) for path in sorted((ROOT / "experiments").rglob("*.toml"))}
+TABLES = [path for path, table in FILES.items() if "rows" in table and "experiment" in table]
+EXPERIMENTS = [path for path, table in FILES.items() if "data" in table]
 
 
 @pytest.fixture(scope="module")
