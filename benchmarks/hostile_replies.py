@@ -144,7 +144,9 @@ def hardy_rules() -> dict[str, Rule]:
     rules = {
         name: example(rule) for name, rule in PARTS["aggregator"].items() if name not in ("control_mean", "fltrust")
     }
-    stages = {name: stage for name, stage in PARTS["stage"].items() if name != "client_level_dp"}  # no shared statistics
+    stages = {
+        name: stage for name, stage in PARTS["stage"].items() if name != "client_level_dp"
+    }  # no shared statistics
     rules |= {name: pipeline(pre=(example(stage),)) for name, stage in stages.items()}
     rules |= {name: pipeline(post=(example(update),)) for name, update in PARTS["server_update"].items()}
     return {name: _hardy(rule) for name, rule in rules.items()}

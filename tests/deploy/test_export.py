@@ -1,5 +1,6 @@
 """Networks customised in place, and exported to ONNX: the same answers."""
 
+import hashlib
 import json
 import os
 import time
@@ -180,3 +181,24 @@ def test_a_corner_is_exported_as_one_narrow_file(tmp_path):
     x = np.random.default_rng(0).random((3, 1, 8, 8))
     served = OnnxPredictor(run.export(tmp_path / "corner.onnx", width=0.5))
     np.testing.assert_allclose(served(x), run.customise(width=0.5)(torch.from_numpy(x)).detach().numpy(), atol=1e-4)
+
+
+def test_the_gradient_to_the_images_is_exported_beside(tmp_path):
+    """(images, cotangent, robustness) -> (logits, gradient), as torch has them; the manifest holds its checksum."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    run = fit(papers.split_mix_dat(width=0.5, attack=pgd(steps=1)), rounds=1)
+    manifest = json.loads(run.export(tmp_path / "mine.onnx", gradient=True).read_text())
+    entry = manifest["bases"][0]
+    assert entry["gradient"] == "mine.base1.gradient.onnx"
+    content = (tmp_path / entry["gradient"]).read_bytes()
+    assert hashlib.sha256(content).hexdigest() == entry["gradient_sha256"]
+    x, cotangent = torch.rand(3, 1, 8, 8), torch.randn(3, len(manifest["classes"]))
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    given = {"images": x.numpy(), "cotangent": cotangent.numpy(), "robustness": np.array(0.3, np.float32)}
+    logits, gradient = session.run(None, given)
+    served = run.customise(width=0.5, robustness=0.3)
+    images = x.double().requires_grad_()
+    answer = served(images)
+    (wanted,) = torch.autograd.grad((answer * cotangent.double()).sum(), images)
+    np.testing.assert_allclose(logits, answer.detach().numpy(), atol=1e-4)
+    np.testing.assert_allclose(gradient, wanted.numpy(), atol=1e-5)

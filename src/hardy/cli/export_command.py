@@ -16,6 +16,9 @@ def _declare(parser: ArgumentParser) -> None:
     parser.add_argument("--robustness", type=float, metavar="λ", help="where the run-time input stands at first")
     parser.add_argument("--seed", type=int, metavar="N", help="which one, in a folder of seeds")
     parser.add_argument("--client", type=int, metavar="N", help="whose network, where clients have their own")
+    parser.add_argument(
+        "--gradient", action="store_true", help="also NAME.gradient.onnx: logits and the gradient to the images"
+    )
     best_option(parser)
     data_option(parser)
     import_option(parser)
@@ -26,7 +29,13 @@ def _export(options: Any) -> None:
     from hardy.runs.seeds import one_seed
 
     run = hardy.load(one_seed(options.folder, options.seed), data_folder=options.data, best=options.best)
-    manifest = run.export(options.out, width=options.width, robustness=options.robustness, client=options.client)
+    manifest = run.export(
+        options.out,
+        width=options.width,
+        robustness=options.robustness,
+        client=options.client,
+        gradient=options.gradient,
+    )
     print(f"written: {manifest}\nrun it: hardy.deploy.OnnxPredictor({str(manifest)!r})(images)")
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hardy.core.files import disk, versions, write_atomic
 from hardy.core.layers import calling
+from hardy.deploy.gradient_export import write_gradient
 from hardy.deploy.onnx_runtime import FORMAT
 from hardy.deploy.predictor import Predictor
 from hardy.errors import HardyError
@@ -33,12 +34,14 @@ def export(
     round_number: int,
     classes: Sequence[str],
     settings: Sequence[dict[str, Any]] = (),
+    gradient: bool = False,
 ) -> Path:
     """Writes a predictor as NAME.onnx, or its bases as NAME.base1.onnx, ..., and the manifest NAME.json, for `out` =
     NAME.onnx.
 
     Its width is the widest that the files serve. Its robustness (λ) is the manifest's default, and without one what its
-    branch stands for: 0 for clean, 1 for adversarial. `settings` are what widths and robustness cost and score.
+    branch stands for: 0 for clean, 1 for adversarial. `settings` are what widths and robustness cost and score. With
+    `gradient`, NAME.gradient.onnx (of each base) also gives the gradient to the images: see `gradient_export`.
     """
     require_onnx()
     plan, out, width = predictor.plan, Path(out), predictor.width
@@ -55,7 +58,15 @@ def export(
     for number, base in enumerate(predictor.bases, 1):
         path = out.with_name(f"{out.stem}.base{number}.onnx" if len(predictor.bases) > 1 else f"{out.stem}.onnx")
         write_base(base, path, predictor.shape, branch=predictor.branch, mixes=mixes)
-        files.append({"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
+        entry = {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        if gradient:
+            beside = path.with_name(f"{path.stem}.gradient.onnx")
+            write_gradient(
+                base, beside, shape=predictor.shape, classes=len(classes), branch=predictor.branch, mixes=mixes
+            )
+            entry["gradient"] = beside.name
+            entry["gradient_sha256"] = hashlib.sha256(beside.read_bytes()).hexdigest()
+        files.append(entry)
     several = plan.method.budget.bases > 1
     manifest = {
         "format": FORMAT,

@@ -196,9 +196,16 @@ class Run:
         )
 
     def export(
-        self, out: Path | str, *, width: float = 1.0, robustness: float | None = None, client: int | None = None
+        self,
+        out: Path | str,
+        *,
+        width: float = 1.0,
+        robustness: float | None = None,
+        client: int | None = None,
+        gradient: bool = False,
     ) -> Path:
-        """Writes the network that `customise` gives as ONNX files with a manifest, whose path is returned."""
+        """Writes the network that `customise` gives as ONNX files with a manifest, whose path is returned; with
+        `gradient`, also its gradient to the images."""
         from hardy.runs.evaluate import known_settings
 
         require_onnx()
@@ -209,6 +216,7 @@ class Run:
             round_number=self.state.round,
             classes=self.engine.data.classes,
             settings=known_settings(self),
+            gradient=gradient,
         )
 
     def summary(self) -> dict[str, Any]:
