@@ -87,8 +87,8 @@ class ServedClients:
         if common:
             serving.refuse_common(self.engine.plan)
         if common or (self.served.alike and not joint):  # clients that differ in nothing are one: rows run together
-            every = np.concatenate(rows)
-            merged = self._table([every], [0], logits, key, points, whole=joint)[0]
+            once, places = _distinct(np.concatenate(rows))
+            merged = self._table([once], [0], logits, key, points, whole=joint)[0][torch.from_numpy(places)]
             return list(torch.split(merged, [len(r) for r in rows]))
         if not joint:
             return self._table(rows, range(len(rows)), logits, key, points)
@@ -210,6 +210,21 @@ def measured(metric: Metric, logits: Tensor, labels: Tensor) -> float | None:
     """A metric of some rows; None: there are none, or it is undefined on them."""
     value = metric.measure(logits.double(), labels) if len(labels) else None
     return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _distinct(rows: Rows) -> tuple[Rows, Rows]:
+    """Rows to ask about, and where each given row is among them: clients may share test rows. Rows that some
+    clients have and others have not are all kept, since one attack on all of them weighs each client's.
+
+    >>> [found.tolist() for found in _distinct(np.array([7, 5, 7, 5]))]
+    [[5, 7], [1, 0, 1, 0]]
+    >>> [found.tolist() for found in _distinct(np.array([7, 5, 7]))]
+    [[7, 5, 7], [0, 1, 2]]
+    """
+    once, places, counts = np.unique(rows, return_inverse=True, return_counts=True)
+    if len(once) and counts.min() == counts.max() > 1:
+        return once, places
+    return rows, np.arange(len(rows))
 
 
 def training_images(engine: Engine, client: int) -> Tensor:
