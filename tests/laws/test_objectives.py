@@ -18,10 +18,13 @@ from hardy.papers.oat import OnceForAll, conditional
 from hardy.parts.adversarial import adversarial, by_kind, free, mart, trades
 from hardy.parts.example_privacy import DpSgd
 from hardy.parts.norms import batch, dual, group
-from hardy.parts.objectives import cross_entropy, masked_cross_entropy
+from hardy.parts.objectives import cross_entropy, distilled, masked_cross_entropy, ramped
 from hardy.registry import PARTS
 
-SPECIAL = {"by_kind": lambda: by_kind(AT=adversarial(), ST=cross_entropy())}
+SPECIAL = {
+    "by_kind": lambda: by_kind(AT=adversarial(), ST=cross_entropy()),
+    "ramped": lambda: ramped(inner=adversarial(), number="mix", start=0.2, last=2, levels=1),
+}
 VECTORISED = EngineChoice(name="vectorised", device="cpu", precision="float64", lane=3)
 
 
@@ -124,3 +127,51 @@ def test_free_change_stays_in_its_ball():
     run = fit(papers.fedavg(objective=free(epsilon=0.1)), training=Training(batch=4, replays=3), rounds=2)
     change = run.engine.store["free.change"]
     assert 0 < change.abs().max() <= 0.1
+
+
+def test_a_number_moves_from_round_to_round():
+    inner = by_kind(AT=adversarial(mix=1.0), ST=cross_entropy(label_smoothing=0.1))
+    moving = ramped(inner=inner, number="AT.mix", start=0.5, first=2, last=6, levels=2)
+    assert [moving.for_client("AT", at).mix for at in range(7)] == [0.5, 0.5, 0.5, 0.75, 0.75, 1.0, 1.0]
+    assert moving.for_client("ST", 0) == inner.ST and moving.alone() == inner
+    radius = ramped(inner=adversarial(), number="attack.epsilon", last=2)
+    assert radius.for_client("", 0).attack == pgd(epsilon=0.0) and radius.for_client("", 1) == adversarial()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: ramped(inner=cross_entropy(), number="mix", last=3), "has no such number"),
+        (lambda: ramped(inner=adversarial(), number="attack", last=3), "has no such number"),
+        (lambda: ramped(inner=adversarial(), number="mix", start=0.5, last=3), "no effect"),
+        (lambda: ramped(inner=adversarial(), number="mix", start=0.0, last=3), "it must be in"),
+        (lambda: ramped(inner=adversarial(), number="mix", start=0.1, last=1), "1 <= first < last"),
+        (lambda: distilled(strength=0.0), "above 0"),
+    ],
+)
+def test_objectives_that_would_not_work_are_refused(make, words):
+    with pytest.raises(HardyError, match=words):
+        make()
+
+
+def test_distillation_holds_to_what_was_received():
+    """Nothing at the weights received; elsewhere softmax(own / T) − softmax(received / T), times strength · T, per
+    image: the gradient of a KL to the logits, which the last bias adds to."""
+    made, given, key = one_net(batch())
+    bias = next(n for n in reversed(made.trained) if n.endswith("bias"))
+    plain = cross_entropy().gradient(cross_entropy(), made, {}, given, key, made.trained)
+    wrapped = distilled(strength=0.5, temperature=2.0)
+    kept = wrapped.gradient(wrapped, made, {}, given, key, made.trained)
+    assert_close(kept.gradient, plain.gradient, 1e-12)
+    received = {**made.trained, bias: made.trained[bias] + torch.tensor([1.0, -1.0, 0.5])}
+    buffers = dict(made.buffers)
+    logits = made(given.x)
+    apart = (logits / 2).softmax(-1) - ((logits + received[bias] - made.trained[bias]) / 2).softmax(-1)
+    found = wrapped.gradient(wrapped, made, {}, given, key, received)
+    torch.testing.assert_close(found.gradient[bias], plain_bias(made, buffers, given, key, bias) + apart.mean(0))
+    torch.testing.assert_close(found.loss, plain.loss)
+
+
+def plain_bias(made, buffers, given, key, bias):
+    fresh = Net(made.model, made.trained, buffers)
+    return cross_entropy().gradient(cross_entropy(), fresh, {}, given, key, made.trained).gradient[bias]

@@ -74,10 +74,24 @@ def test_training_equals_one_machine_on_the_pooled_batches(engine, sizes):
     rounds, rule = 12, mean(weigh="samples")
     made = run(hardy.papers.fbn(momentum=0.9, aggregator=rule), engine=engine, rounds=rounds, sizes=sizes)
     data = federation(sizes)
+    assert_one_machine(made, data.x_train, data.y_train, rounds)
+
+
+def test_batches_weigh_by_what_they_saw_and_not_by_what_clients_hold():
+    """A client of 60 equal rows shows 20 a step, one of 8 all: as one machine with 20 rows and the other's 8."""
+    data = federation((60, 8))
+    for client in data.clients:
+        data.x_train[client.train], data.y_train[client.train] = data.x_train[client.train[0]], client.train[0] % 4
+    method = hardy.papers.fbn(momentum=0.9, aggregator=mean(weigh="seen"))
+    made = hardy.fit(experiment(rounds=3), method=method, model=net, data=data, quiet=True)
+    assert_one_machine(made, data.x_train[40:], data.y_train[40:], 3)
+
+
+def assert_one_machine(made, images, labels, rounds):
     torch.manual_seed(0)
     central = net(Central).double()
     momenta = [torch.zeros_like(w) for w in central.parameters()]
-    x, y = torch.from_numpy(data.x_train).double() / 255, torch.from_numpy(data.y_train)
+    x, y = torch.from_numpy(images).double() / 255, torch.from_numpy(labels)
     for _ in range(rounds):  # every client shows all its rows in each batch, so their order is of no account
         gradients = torch.autograd.grad(F.cross_entropy(central(x), y), list(central.parameters()))
         for w, m, g in zip(central.parameters(), momenta, gradients, strict=True):

@@ -182,6 +182,9 @@ def test_calibration_is_equation_five_and_leaves_the_frozen_branch_alone():
         for b, s in (("clean", "batch"), ("adversarial", "running"))
     )
     torch.testing.assert_close(pnc(weight=0.3).loss(made, {}, given, key), 0.7 * clean + 0.3 * frozen)
+    for clip in (inf, 1e9):
+        slower = pnc(weight=0.3, rate=0.5, clip=clip).loss(made, {}, given, key)
+        torch.testing.assert_close(slower, 0.7 * clean + 0.15 * frozen)
     moved = {n for n in before if not torch.equal(before[n], made.buffers[n])}
     assert moved and all(".clean." in n for n in moved)
 
@@ -295,7 +298,7 @@ def test_noise_falls_on_the_statistics_only():
         (lambda: dual(clean=group()), "a branch of norm dual is 'Group', not a norm with one set of statistics"),
         (lambda: propagated(temperature=0.0), r"propagated temperature \(T\) is 0.0; it must be above 0"),
         (lambda: pnc(weight=1.5), r"pnc weight \(λ\) is 1.5; it must be in \[0, 1\]"),
-        (lambda: pnc(clip=0.0), "it got 0.0 and 0"),
+        (lambda: pnc(clip=0.0), "it got 0.0, 0 and 1.0"),
     ],
 )
 def test_bad_options_of_fedrbn_are_refused(make, message):

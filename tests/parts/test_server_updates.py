@@ -105,6 +105,10 @@ def test_an_average_of_weights_needs_statistics_of_its_own(tmp_path):
     with pytest.raises(HardyError, match="keeps statistics of the others"):
         fit(papers.fedavg().replace(aggregator=by_role(weight=averaging, default=mean())))
     fit(averaged(0.9, norm=batch(inference_statistics="recomputed")), rounds=1)
+    lagging = pipeline(post=(weight_average(own_statistics=True),))
+    fit(papers.fedbn().replace(aggregator=lagging), rounds=1)
+    with pytest.raises(HardyError, match="own_statistics = true, but norm 'BatchNormalisation' keeps none"):
+        fit(papers.fedavg().replace(aggregator=lagging))
 
 
 def test_resuming_keeps_the_memory(tmp_path):

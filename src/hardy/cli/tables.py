@@ -61,7 +61,8 @@ def arms_table(folders: Sequence[Path]) -> str:
     note = "±: standard error over the seeds." if several else "±: standard error of the test images, one seed."
     differences = compared.difference_cells()
     table = aligned(differences, words=2) if differences else ""
-    blocks = [aligned(rows, words=1), note, table, "\n".join(unlike(compared.rows))]
+    marked = "*: a difference beyond chance (95 %), pair by pair." if "*" in table else ""
+    blocks = [aligned(rows, words=1), note, table, marked, "\n".join(unlike(compared.rows))]
     return "\n\n".join(block for block in blocks if block)
 
 

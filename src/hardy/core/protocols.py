@@ -375,6 +375,10 @@ class Budget(Part):
 # Aggregator
 
 
+def _one_pass(client: int) -> float:
+    return 1.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class RoundContext:
     """What a rule may know of the round besides the updates."""
@@ -401,6 +405,8 @@ class RoundContext:
     """of the experiment: a rule that draws takes `random.stream(seed, round, ...)`"""
     server_update: Updates | None = None
     """what training on the server's own rows gave, where it has some: one update a base"""
+    passes: Callable[[int], float] = _one_pass
+    """client -> how often its rows pass through its network in the round: examples seen / examples held"""
 
 
 @kind("aggregator")

@@ -214,7 +214,12 @@ class Server:
             capacities=[client.capacity for client in self.clients],
             submodels=self.plan.submodels,
             seed=self.seed,
+            passes=partial(self._passes, round_number),
         )
+
+    def _passes(self, round_number: int, client: int) -> float:
+        held = self._examples[client]
+        return self.training.examples(held, round_number) / max(1, held)
 
     def _with_server_update(self, context: RoundContext, work: Work) -> RoundContext:
         """The same round, after training on the server's own rows, where it has some."""

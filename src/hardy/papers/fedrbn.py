@@ -114,6 +114,8 @@ class Pnc(Objective):
 
     weight: float = 0.5
     """λ, weight of the loss through the frozen adversarial branch"""
+    rate: float = 1.0
+    """what that loss is multiplied by besides: a learning rate of its own"""
     clip: float = inf
     """greatest length of the second term's gradient (Algorithm 3 takes 10)"""
     warm_up: int = 0
@@ -122,9 +124,10 @@ class Pnc(Objective):
     def __post_init__(self) -> None:
         if not 0 <= self.weight <= 1:
             raise HardyError(f"pnc weight (λ) is {self.weight}; it must be in [0, 1].")
-        if not self.clip > 0 or self.warm_up < 0:
+        if not self.clip > 0 or self.warm_up < 0 or not 0 <= self.rate < inf:
             raise HardyError(
-                f"pnc takes a clip above 0 and a warm_up of 0 or more; it got {self.clip} and {self.warm_up}."
+                f"pnc takes a clip above 0, and a warm_up and a rate of 0 or more; it got {self.clip}, {self.warm_up} "
+                f"and {self.rate}."
             )
 
     @property
@@ -151,10 +154,10 @@ class Pnc(Objective):
         weight = self.weight * given
         if self.clip == inf:
             clean, second = losses(net, learning, calibrating)
-            return (1 - weight) * clean + weight * second
+            return (1 - weight) * clean + self.rate * weight * second
 
         def calibration(trained: Tensors) -> Tensor:
-            return weight * losses(net.at(trained), calibrating)[0]
+            return self.rate * weight * losses(net.at(trained), calibrating)[0]
 
         (clean,) = losses(net, learning)
         return (1 - weight) * clean + clipped(calibration, self.clip)(net.trained)
@@ -184,6 +187,7 @@ def fedrbn(
     temperature: float = 0.01,
     attack: Attack = pgd(),
     mix: float = 0.5,
+    rate: float = 1.0,
     clip: float = inf,
     warm_up: int = 0,
     affine: Placement = Placement.PRIVATE,
@@ -202,7 +206,7 @@ def fedrbn(
         ),
         objective=by_kind(
             AT=adversarial(attack=attack, mix=mix, branch="adversarial"),
-            ST=pnc(weight=weight, clip=clip, warm_up=warm_up),
+            ST=pnc(weight=weight, rate=rate, clip=clip, warm_up=warm_up),
         ),
         optimiser=optimiser,
     )

@@ -1,14 +1,19 @@
-"""Objectives of standard training. Adversarial ones are in `adversarial`."""
+"""Objectives of standard training, and two that go around any other. Adversarial ones are in `adversarial`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import floor
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import grad
 from torch.nn import functional as F
 
+from hardy.core import random
 from hardy.core.net import Net
-from hardy.core.protocols import Batch, Objective
+from hardy.core.protocols import Batch, Objective, StepResult, Wrapper
 from hardy.core.tensors import Tensors
+from hardy.errors import HardyError
 from hardy.registry import part
 
 
@@ -40,5 +45,122 @@ class MaskedCrossEntropy(Objective):
         return F.cross_entropy(torch.where(present, logits, 0.0 if self.as_published else -1e9), batch.y)
 
 
-cross_entropy, masked_cross_entropy = CrossEntropy, MaskedCrossEntropy
-__all__ = ["cross_entropy", "masked_cross_entropy"]
+@part("objective")
+@dataclass(frozen=True, kw_only=True)
+class Ramped(Wrapper):
+    """The inner objective with one of its numbers moving over the rounds: `start` up to round `first`, from there along
+    a line to the inner objective's own value, which it has from round `last` on.
+
+    first = last - 1 switches at once. Rounds are counted from 1. With start = 0, an own value of 0.8, first = 1,
+    last = 5 and levels = 2 it is 0, 0, 0.4, 0.4, 0.8, 0.8, ...
+    """
+
+    inner: Objective
+    number: str
+    """which one, such as "weight" of pnc or "attack.epsilon" of adversarial"""
+    start: float = 0.0
+    """its value until the line begins"""
+    first: int = 1
+    """round in which the line begins"""
+    last: int
+    """first round with the inner objective's own value"""
+    levels: int = 8
+    """steps of the line; each is an objective of its own, which a GPU captures anew"""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.first < self.last or self.levels < 1:
+            raise HardyError(
+                f"ramped goes from round first = {self.first} to round last = {self.last} in levels = {self.levels}; "
+                "it takes 1 <= first < last and 1 level or more."
+            )
+        if self.end == self.start:
+            raise HardyError(
+                f"ramped has no effect: {self.number} of its inner objective is {self.end:g}, and so is start. Change "
+                "one of them."
+            )
+        _with_number(self.inner, self.number, self.start)  # refuses what the inner objective refuses
+
+    @property
+    def end(self) -> float:
+        """The inner objective's own value."""
+        return _number(self.inner, self.number)
+
+    def value(self, round_number: int) -> float:
+        """What the number is in a round, counted from 0."""
+        share = (round_number + 1 - self.first) / (self.last - self.first)
+        level = floor(self.levels * min(max(share, 0.0), 1.0)) / self.levels
+        return self.end if level == 1 else self.start + level * (self.end - self.start)
+
+    def for_client(self, kind: str, round_number: int) -> Objective:
+        inner: Objective = _with_number(self.inner, self.number, self.value(round_number))
+        return inner.for_client(kind, round_number)
+
+    def alone(self) -> Objective:
+        return self.inner.alone()
+
+
+def _number(part: object, path: str) -> float:
+    found: Any = part
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        raise HardyError(
+            f"ramped number is {path!r}, but {type(part).__name__!r} has no such number. Name one of its options, such "
+            'as "weight" of pnc, "mix" or "attack.epsilon" of adversarial.'
+        )
+    return found
+
+
+def _with_number(part: Any, path: str, value: float) -> Any:
+    name, _, rest = path.partition(".")
+    return replace(part, **{name: _with_number(getattr(part, name), rest, value) if rest else value})
+
+
+@part("objective")
+@dataclass(frozen=True, kw_only=True)
+class Distilled(Wrapper):
+    """Adds strength · T² KL(received ‖ own) on the client's images: its network answers as the one that it was sent, in
+    a branch with running statistics. The loss reported is without it.
+
+    In the branch `adversarial` of FedRBN that is what the AT clients' statistics make of the weights, so that a client
+    which cannot attack (ST) does not train it away. Norm layers that a client keeps are its own in both.
+    """
+
+    inner: Objective = CrossEntropy()
+    strength: float = 1.0
+    """weight of the divergence"""
+    temperature: float = 1.0
+    """T, by which both logits are divided"""
+    branch: str = "clean"
+    """whose running statistics both networks answer with"""
+
+    def __post_init__(self) -> None:
+        if not self.strength > 0 or not self.temperature > 0:
+            raise HardyError(
+                f"distilled takes a strength and a temperature above 0; it got {self.strength} and {self.temperature}."
+            )
+
+    @property
+    def branches(self) -> frozenset[str]:
+        return self.inner.branches | {self.branch}
+
+    def gradient(
+        self, outer: Objective, net: Net, private: Tensors, batch: Batch, key: Tensor, received: Tensors
+    ) -> StepResult:
+        with torch.no_grad():
+            sent = Net(net.model, {name: received.get(name, own) for name, own in net.trained.items()}, net.buffers)
+            taught = F.log_softmax(sent(batch.x, branch=self.branch) / self.temperature, -1)
+
+        def apart(trained: Tensors) -> Tensor:
+            own = net.at(trained)(batch.x, branch=self.branch, key=random.fold(key, "distillation"))
+            answer = F.log_softmax(own / self.temperature, -1)
+            divergence = F.kl_div(answer, taught, reduction="batchmean", log_target=True)
+            return self.strength * self.temperature**2 * divergence
+
+        pulled = grad(apart)(net.trained)
+        found = self.inner.gradient(outer, net, private, batch, key, received)
+        return found._replace(gradient={name: g + pulled[name] for name, g in found.gradient.items()})
+
+
+cross_entropy, distilled, masked_cross_entropy, ramped = CrossEntropy, Distilled, MaskedCrossEntropy, Ramped
+__all__ = ["cross_entropy", "distilled", "masked_cross_entropy", "ramped"]

@@ -100,10 +100,17 @@ def unlike(rows: Sequence[Row]) -> list[str]:
     keys = dict.fromkeys(key for one in settings for key in one)
     told = {f"data.{key}": [str(one.get(key, "absent")) for one in settings] for key in keys}
     if not any(len(set(values)) > 1 for values in told.values()) and not _same_clients(rows):
-        told["data"] = [f"the rows of {row.name}" for row in rows]
+        counts = [str(len(row.runs[0].clients)) for row in rows]
+        told |= {"clients": counts} if len(set(counts)) > 1 else {"data": _whose_rows(rows)}
     told["rounds"] = [row.told("rounds") for row in rows]
     told["seeds"] = [", ".join(map(str, row.seeds)) or "unknown" for row in rows]
     return [_line(key, values, rows) for key, values in told.items() if len(set(values)) > 1]
+
+
+def _whose_rows(rows: Sequence[Row]) -> list[str]:
+    """For each row the first one with the same clients."""
+    first = (next(one for one in rows if one is row or _same_clients([one, row])) for row in rows)
+    return [f"the rows of {one.name}" for one in first]
 
 
 def _line(key: str, values: Sequence[str], rows: Sequence[Row]) -> str:

@@ -46,7 +46,8 @@ class RowMeasure:
     fine_tune: dict[str, Any] = field(default_factory=dict)
     """after every client went on alone, with the options of Run.fine_tune"""
     metric: str = ""
-    """a metric that the run itself took in its last round, such as backdoor_success, in place of accuracy"""
+    """a metric that the run itself took in its last round, such as backdoor_success, or a number of that round's line
+    in metrics.jsonl, such as drift or smoothness.L1, in place of accuracy"""
 
     def __post_init__(self) -> None:
         others = self.threat, self.limit, self.robustness, self.attack_branch, self.predict_branch, self.fine_tune

@@ -10,7 +10,9 @@ from hardy.reproduce.published_pages import chosen_records, in_unit, score
 from hardy.reproduce.records import Record, read_records, value_of
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _BELOW = 760, 320, 46, 250, 40
-_PITCH, _NAMES = 24, 250
+_PITCH, _NAMES = 26, 250
+_APART = 5.0
+"""between the columns of a row, so that their bars do not cover each other"""
 _FEW = 12
 """points that are marked one by one"""
 _COLOURS = ("#1f4e8c", "#c4510d", "#3c7a2e", "#8a2d6b", "#6b6b6b", "#0f8a8a", "#a07a00", "#444")
@@ -86,9 +88,10 @@ def _draw_rows(picture: ResultPicture, table: ResultTable, found: Mapping[str, l
         body.append(f'<path d="M{x:.1f} {top - 4}V{height - 24}" stroke="#ddd"/>')
         body.append(_words(x, height - 8, f"{low + at * step:g}", anchor="middle"))
     for at, (row, words) in enumerate(picture.rows.items()):
-        y = top + _PITCH * at + _PITCH / 2
-        body.append(_words(_NAMES - 12, y + 4, words, anchor="end"))
-        for s, p, colour in zip(scores[row], papers[row], _COLOURS, strict=False):
+        middle = top + _PITCH * at + _PITCH / 2
+        body.append(_words(_NAMES - 12, middle + 4, words, anchor="end"))
+        for place_in_row, (s, p, colour) in enumerate(zip(scores[row], papers[row], _COLOURS, strict=False)):
+            y = middle + _APART * (place_in_row - (len(scores[row]) - 1) / 2)
             if p is not None:
                 body.append(
                     f'<circle cx="{place(p):.1f}" cy="{y:.1f}" r="4" fill="none" stroke="{colour}" stroke-width="1.5"/>'

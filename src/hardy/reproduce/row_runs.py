@@ -135,6 +135,8 @@ def run_row(job: RowJob, *, quiet: bool = True) -> Record:
     for measure in measures:  # those under one attack in a row, so that what evaluation.json holds is used again
         if not has_figure(record, measure):
             figures[measure.name] = _measure(run, measure, job.data, quiet=quiet)
+            if figures[measure.name]["images"] is None:
+                record["unknown"] |= dict.fromkeys(("images", "standard_error"), "of a number not of test images")
             write_record(record_path, record)
     return record
 
@@ -218,12 +220,23 @@ def _measure(run: Run, measure: RowMeasure, data: Path | None, *, quiet: bool) -
 
 
 def _own_metric(run: Run, measure: RowMeasure) -> dict[str, Any]:
-    """A metric that the run took in its last round."""
+    """A metric that the run took in its last round, or another number of it, such as drift."""
+    assert run.folder is not None
     taken = run.summary()["metrics"]
-    if measure.metric not in taken:
-        raise unknown("metric of the run", measure.metric, taken)
-    found = taken[measure.metric]
-    return {key: _rounded(found[key]) for key in _FIGURE} | {"how": described(measure)}
+    if measure.metric in taken:
+        found = taken[measure.metric]
+        return {key: _rounded(found[key]) for key in _FIGURE} | {"how": described(measure)}
+    series = read_run(run.folder).series(*measure.metric.split("."))
+    if not series or series[-1][0] != run.state.round:
+        raise unknown("metric of the run", measure.metric, [*taken, *numbers_of(read_run(run.folder).rounds[-1])])
+    return {"mean": _rounded(series[-1][1]), "images": None, "standard_error": None, "how": described(measure)}
+
+
+def numbers_of(line: Mapping[str, Any]) -> list[str]:
+    """The names of the numbers in a line of metrics.jsonl, those of tables with a dot."""
+    tables = {key: value for key, value in line.items() if isinstance(value, dict)}
+    inner = {f"{key}.{name}": value for key, table in tables.items() for name, value in table.items()}
+    return [name for name, value in {**line, **inner}.items() if isinstance(value, int | float)]
 
 
 def _distinct(run: Run, measure: RowMeasure, score: dict[str, Any]) -> dict[str, Any]:

@@ -36,14 +36,19 @@ class _Sum:
 class Mean(Aggregator):
     """The weighted mean of FedAvg, normalised once within each base. Counters take the largest value."""
 
-    weigh: Literal["samples", "uniform"] = "samples"
+    weigh: Literal["samples", "seen", "uniform"] = "samples"
+    """samples = by the examples a client holds; seen = by those that passed through its network in the round, which
+    keeps FBN exact where batches are unequal; uniform = all alike"""
 
     @property
     def uses_weights(self) -> bool:
-        return self.weigh == "samples"
+        return self.weigh != "uniform"
 
     def fold(self, folded: _Sum | None, updates: Updates, context: RoundContext) -> _Sum:
-        weights = updates.weights if self.weigh == "samples" else torch.ones_like(updates.weights)
+        weights = torch.ones_like(updates.weights) if self.weigh == "uniform" else updates.weights
+        if self.weigh == "seen":
+            passes = torch.tensor([context.passes(slot.client) for slot in updates.slots], dtype=weights.dtype)
+            weights = weights * tensors.send(passes, weights.device)
         share = weights.new_zeros(context.bases, len(updates.slots))
         share[updates.bases, torch.arange(len(updates.slots), device=share.device)] = weights
         with tensors.full_precision():

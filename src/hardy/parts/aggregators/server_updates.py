@@ -130,6 +130,9 @@ class WeightAverage(ServerUpdate):
 
     decay: float = 0.9
     """d, how much of the average before is kept"""
+    own_statistics: bool = False
+    """serve x̄ with statistics that clients keep themselves (FedBN, FedRBN), which follow x and not x̄: let the norm's
+    momentum be small, so that they lag as far behind"""
     roles: ClassVar[frozenset[Role]] = frozenset({Role.WEIGHT, Role.NORM_AFFINE, Role.NORM_MEAN, Role.NORM_VAR})
 
     def __post_init__(self) -> None:
@@ -142,11 +145,17 @@ class WeightAverage(ServerUpdate):
         for branch in sorted(norm.branches or ()):
             here = norm.placement(Tag(Role.NORM_MEAN, branch=branch)) is Placement.SHARED
             tracked = tracked and here and norm.statistics_rule(branch, whole) is whole
-        if norm.branches is not None and not tracked and norm.inference_statistics != "recomputed":
+        lags = norm.branches is not None and not tracked and norm.inference_statistics != "recomputed"
+        if lags and not self.own_statistics:
             raise HardyError(
                 f"weight_average serves averaged weights, but norm {type(norm).__name__!r} keeps statistics of the "
                 "others where they cannot be averaged. Usual fix: norm batch with the average in the post of the "
-                'outermost pipeline, or inference_statistics = "recomputed".'
+                'outermost pipeline, inference_statistics = "recomputed", or own_statistics = true.'
+            )
+        if self.own_statistics and not lags:
+            raise HardyError(
+                f"weight_average has own_statistics = true, but norm {type(norm).__name__!r} keeps none that its "
+                "average lacks, so it has no effect. Leave it out."
             )
 
     def memory(self, shared: Tensors) -> Tensors:
