@@ -138,17 +138,21 @@ def test_blocks_refuse_second_derivatives():
         torch.vmap(torch.func.grad(slope))(torch.rand(2, 3, 3, 8, 8))
 
 
-def test_one_pass_of_sgd_moves_weights_and_their_rounded_copies():
+@pytest.mark.parametrize("opening", [False, True])
+def test_one_pass_of_sgd_moves_weights_and_their_rounded_copies(opening):
     weights = {"linear": draw(2, 5, 7), "convolution": draw(2, 4, 3, 3, 3, seed=1), "bias": draw(2, 3, seed=2)}
     gradient = {name: draw(*value.shape, seed=3) for name, value in weights.items()}
     velocity = {name: draw(*value.shape, seed=4) for name, value in weights.items()}
     rounded = descent.round_all(weights, ["linear", "convolution"], torch.bfloat16)
+    begin = {name: draw(*weights[name].shape[1:], seed=5) for name in ("linear", "convolution") if opening}
     wanted = {}
     for name, value in weights.items():
-        slope = gradient[name] + 0.1 * value
-        wanted[name] = value - 0.01 * (slope + 0.9 * (0.9 * velocity[name] + slope))
+        first = begin[name].expand_as(value) if name in begin else value
+        slope = gradient[name] + 0.1 * first
+        wanted[name] = first - 0.01 * (slope + 0.9 * (0.9 * velocity[name] + slope))
     rate = torch.tensor(0.01, device=weights["bias"].device)
-    descent.descend_rounded(weights, gradient, rate, rounded, decay=0.1, velocity=velocity, momentum=0.9, nesterov=True)
+    how = {"decay": 0.1, "velocity": velocity, "momentum": 0.9, "nesterov": True}
+    descent.descend_rounded(weights, gradient, rate, rounded, begin=begin, **how)
     torch.testing.assert_close(weights, wanted)
     for name, copy in rounded.items():
         torch.testing.assert_close(copy.float(), weights[name], rtol=2**-7, atol=0.0)

@@ -48,7 +48,7 @@ def test_steps_are_those_of_torch(name, fused):
             p.grad = gradient[n].clone()
         oracle.step()
         if fused:
-            optimiser.in_place(weights, gradient, state, rate, {})
+            optimiser.in_place(weights, gradient, state, rate, {}, {})
         else:
             change, state = optimiser.update(gradient, state, weights, weights, rate, torch.tensor(0))
             weights = {n: w + change[n] for n, w in weights.items()}

@@ -93,15 +93,21 @@ def _links(optimiser: Optimiser) -> Sequence[Optimiser]:
 
 
 def apply_gradients(
-    optimiser: Optimiser, objective: Objective, state: ClientState, found: StepResult, rate: Tensor
+    optimiser: Optimiser,
+    objective: Objective,
+    state: ClientState,
+    found: StepResult,
+    rate: Tensor,
+    begin: Tensors | None = None,
 ) -> ClientState:
     """One step from the same point for both players: the optimiser's on the weights, and the objective's ascent on
     what it plays against them. Weights, optimiser state and private tensors lie in memory without gaps, and move in
-    place."""
+    place. Weights in `begin` start from there: what all of a stack of slots have received."""
     own = found.optimiser
     if in_place := optimiser.in_place:
-        in_place(state.trained, found.gradient, own, rate, state.rounded)
+        in_place(state.trained, found.gradient, own, rate, state.rounded, begin or {})
     else:
+        tensors.begin_at(state.trained, begin or {})
         torch._foreach_add_(list(state.trained.values()), [found.gradient[name] for name in state.trained])
         for name, copy in state.rounded.items():
             copy.copy_(state.trained[name])

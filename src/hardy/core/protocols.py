@@ -256,8 +256,9 @@ class Outcome:
     rate: Tensor
 
 
-InPlace = Callable[[Tensors, Tensors, Tensors, Tensor, Tensors], None]
-"""step(weights, gradient, state, rate, rounded); rounded copies of weights, where there are any, move along"""
+InPlace = Callable[[Tensors, Tensors, Tensors, Tensor, Tensors, Tensors], None]
+"""step(weights, gradient, state, rate, rounded, begin); rounded copies of weights, where there are any, move along;
+weights in `begin` start from these values, one tensor for all slots, and not from their own"""
 
 
 @kind("optimiser")

@@ -73,6 +73,12 @@ def copy(target: Sequence[Tensor], source: Sequence[Tensor]) -> None:
             torch._foreach_copy_([to for to, _ in chosen], [what for _, what in chosen])
 
 
+def begin_at(weights: Tensors, begin: Tensors) -> None:
+    """Sets some weights of a stack of slots to what all of them begin with."""
+    for name, value in begin.items():
+        weights[name].copy_(value)
+
+
 def descend(
     weights: Tensors,
     gradient: Tensors,

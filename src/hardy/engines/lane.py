@@ -42,9 +42,10 @@ class Lane:
         fixed: bool,
         rounding: Callable[[Tensors], Tensors] | None = None,
         captured: bool = False,
+        urgent: bool = False,
     ) -> None:
         self.look, self.optimiser, self.objective = look, optimiser, objective
-        self.one_base, self.fixed, self.captured = one_base, fixed, captured
+        self.one_base, self.fixed, self.captured, self.urgent = one_base, fixed, captured, urgent
         self.rounding = rounding
         """makes the copies of trained weights that products read, which are then moved along with them"""
         self.held: _Held | None = None
@@ -81,7 +82,7 @@ class Lane:
         if not self.captured:
             return moved(*given)
         if seen not in self.graphs:
-            self.stream = self.stream or torch.cuda.Stream(rows.device)  # type: ignore[no-untyped-call]
+            self.stream = self.stream or cuda_stream(rows.device, urgent=self.urgent)
             self.graphs[seen] = _Graph(moved, given, self.pool, self.stream)
         return self.graphs[seen].replay(given)
 
@@ -89,9 +90,8 @@ class Lane:
         assert self.held is not None
         received, state, rate = self.held
         found = self.look(received, state, rows, key, rate, opening)
-        for name in received.keys() & state.trained.keys() if opening else ():
-            state.trained[name].copy_(received[name])
-        self._keep(apply_gradients(self.optimiser, self.objective, state, found, rate))
+        begin = {name: received[name] for name in state.trained if name in received} if opening else {}
+        self._keep(apply_gradients(self.optimiser, self.objective, state, found, rate, begin))
         return found.loss
 
     def _move_some(self, rows: Tensor, key: Tensor, members: Tensor) -> Tensor:
@@ -126,6 +126,11 @@ class Lane:
         if not self.fixed:
             return state
         return state._replace(trained=tensors.copies(state.trained), buffers=tensors.copies(state.buffers))
+
+
+def cuda_stream(device: torch.device, *, urgent: bool = False) -> torch.cuda.Stream:
+    """A stream whose kernels, and those of graphs captured on it, go before waiting ones of others if it is urgent."""
+    return torch.cuda.Stream(device, priority=-1 if urgent else 0)  # type: ignore[no-untyped-call]
 
 
 class _Graph:

@@ -24,7 +24,7 @@ from hardy.core.messages import Slot, Updates, Work
 from hardy.core.protocols import Objective
 from hardy.core.tensors import Tensors
 from hardy.engines.base import Engine
-from hardy.engines.lane import Lane
+from hardy.engines.lane import Lane, cuda_stream
 from hardy.models.stacked import why_not_fused
 
 
@@ -63,6 +63,9 @@ class _Task(NamedTuple):
     schedule: list[tuple[int, Tensor | slice, Tensor]]
     same_first_batch: bool
     """whether all take their first step together"""
+    urgent: bool
+    """whether its kernels go first where lanes run side by side: with the fewest slots it waits for launches, while
+    others fill the device"""
 
 
 _CPU_LANE = 16
@@ -86,8 +89,8 @@ class Vectorised(Engine):
         self._lanes: dict[_Key, Lane] = {}
         """in the order in which they were last used"""
         self._expected: tuple[int, list[Slot], list[_Task]] | None = None
-        self._streams: list[torch.cuda.Stream] = []
-        """for lanes side by side"""
+        self._streams: dict[tuple[int, bool], torch.cuda.Stream] = {}
+        """for lanes side by side: by their number, and whether they are urgent"""
 
     @property
     def manner(self) -> Manner:
@@ -124,13 +127,14 @@ class Vectorised(Engine):
         here, done = torch.cuda.current_stream(self.device), []
         try:
             for number, task in enumerate(tasks):
-                if number == len(self._streams):
-                    self._streams.append(torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]
-                self._streams[number].wait_stream(here)
-                with torch.cuda.stream(self._streams[number]):
+                key = number, task.urgent
+                if key not in self._streams:
+                    self._streams[key] = cuda_stream(self.device, urgent=task.urgent)
+                self._streams[key].wait_stream(here)
+                with torch.cuda.stream(self._streams[key]):
                     done.append(self._lane(work, task))
         finally:
-            for aside in self._streams:
+            for aside in self._streams.values():
                 here.wait_stream(aside)
         return done
 
@@ -150,13 +154,15 @@ class Vectorised(Engine):
     def _tasks(
         self, round_number: int, planned: list[_Planned], fitting: Callable[[list[_Planned]], int]
     ) -> Iterator[_Task]:
-        for _, group in groupby(planned, key=lambda p: p.objective):
-            members = list(group)
+        groups = [list(group) for _, group in groupby(planned, key=lambda p: p.objective)]
+        fewest = min(map(len, groups), default=0)
+        for members in groups:
             size = fitting(members)
             for start in range(0, len(members), size):
-                yield self._task(round_number, members[start : start + size])
+                some = members[start : start + size]
+                yield self._task(round_number, some, urgent=len(groups) > 1 and len(members) == fewest)
 
-    def _task(self, round_number: int, members: list[_Planned]) -> _Task:
+    def _task(self, round_number: int, members: list[_Planned], *, urgent: bool = False) -> _Task:
         slots, batches = [m.slot for m in members], [m.batches for m in members]
         steps = [len(rows) for rows in batches]
         window = [self.loss_window(round_number, n) for n in steps]
@@ -176,6 +182,7 @@ class Vectorised(Engine):
                 for at, (t, members, _) in enumerate(groups)
             ],
             same_first_batch=len({len(rows[0]) for rows in batches}) == 1,
+            urgent=urgent,
         )
 
     def _lane(self, work: Work, task: _Task, *, trial: bool = False) -> tuple[Updates, Tensors]:
@@ -207,6 +214,7 @@ class Vectorised(Engine):
             one_base=one_base,
             fixed=self.fixed,
             rounding=self._rounding(),
+            urgent=task.urgent,
         )
         lane = self._held((objective, len(slots), one_base, frozen), make) if self.fixed and not trial else make()
         alike = one_base and task.same_first_batch

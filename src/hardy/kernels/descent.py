@@ -10,12 +10,14 @@ from hardy.core.tensors import Tensors
 
 @triton.jit
 def _descend(
-    weight, gradient, velocity, rounded, rate, size, decay, momentum,
+    weight, before, gradient, velocity, rounded, rate, slots, size, slot_before, decay, momentum,
     MOVING: tl.constexpr, NESTEROV: tl.constexpr, ROUNDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    there = at < size
-    w = tl.load(weight + at, mask=there)
+    """A block of one slot's weights. Neighbours are the same block of other slots, which may start from one tensor."""
+    slot = (tl.program_id(0) % slots).to(tl.int64)
+    own = tl.program_id(0) // slots * BLOCK + tl.arange(0, BLOCK)
+    at, there = slot * size + own, own < size
+    w = tl.load(before + slot * slot_before + own, mask=there)
     g = tl.load(gradient + at, mask=there) + decay * w
     if MOVING:
         v = momentum * tl.load(velocity + at, mask=there) + g
@@ -37,15 +39,19 @@ def descend_rounded(
     velocity: Tensors | None,
     momentum: float,
     nesterov: bool,
+    begin: Tensors,
 ) -> None:
-    """SGD in place, and new rounded copies of the weights that have one."""
+    """SGD in place, and new rounded copies of the weights that have one. Weights in `begin` start from there: from one
+    tensor for all slots."""
     for name, weight in weights.items():
-        copy = rounded.get(name)
+        copy, first = rounded.get(name), begin.get(name)
         alike = copy is not None and copy.is_contiguous()
-        slope, size = gradient[name].contiguous(), weight.numel()
-        _descend[(triton.cdiv(size, _BLOCK),)](
-            weight, slope, velocity[name] if velocity else weight, copy if alike else weight,
-            rate, size, decay, momentum,
+        slots = len(weight)
+        slope, size = gradient[name].contiguous(), weight.numel() // slots
+        _descend[(slots * triton.cdiv(size, _BLOCK),)](
+            weight, weight if first is None else first.contiguous(), slope,
+            velocity[name] if velocity else weight, copy if alike else weight,
+            rate, slots, size, size if first is None else 0, decay, momentum,
             MOVING=velocity is not None, NESTEROV=nesterov, ROUNDED=alike, BLOCK=_BLOCK, num_warps=8,
         )  # fmt: skip
         if copy is not None and not alike:

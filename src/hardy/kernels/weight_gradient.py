@@ -72,12 +72,13 @@ def to_weight(x: Tensor, gradient: Tensor, how: Geometry, precision: str = "tf32
         out = x.new_empty(splits, slots, leaving, entering, how.height, how.width, dtype=torch.float32)
 
         def run(tiles: Tiles) -> Tensor:
-            blocks = triton.cdiv(taps * entering, tiles.rows) if few else taps * triton.cdiv(entering, tiles.rows)
+            one_axis = tiles.rows > most or few
+            blocks = triton.cdiv(taps * entering, tiles.rows) if one_axis else taps * triton.cdiv(entering, tiles.rows)
             _to_weight[(blocks, triton.cdiv(leaving, part), slots * splits)](
                 x, gradient, out, *strides(x), *strides(gradient),
                 slots, height, width, rows, columns, pixels,
                 SPAN=span, CI=entering, CO=leaving, KH=how.height, KW=how.width, STRIDE=how.stride, PAD=how.padding,
-                FEW=few, PRECISION=precision, BM=tiles.rows, BN=part, BK=64 if narrow else 32,
+                FEW=one_axis, PRECISION=precision, BM=tiles.rows, BN=part, BK=64 if narrow and not few else 32,
                 num_warps=tiles.warps, num_stages=tiles.stages,
             )  # fmt: skip
             return out
@@ -90,6 +91,8 @@ def to_weight(x: Tensor, gradient: Tensor, how: Geometry, precision: str = "tf32
         for size in sorted({most, min(most, 64)})
         for warps, stages in ((4, 3), (4, 4), (8, 3))
     ]
+    if most < 128:
+        kinds.append(Tiles(128, 8, 3))  # taps and channels as one axis of the product
     shape = (
         how,
         images,

@@ -79,7 +79,9 @@ class SGD(Optimiser):
     def in_place(self) -> InPlace:
         return self._step
 
-    def _step(self, weights: Tensors, gradient: Tensors, state: Tensors, rate: Tensor, rounded: Tensors) -> None:
+    def _step(
+        self, weights: Tensors, gradient: Tensors, state: Tensors, rate: Tensor, rounded: Tensors, begin: Tensors
+    ) -> None:
         velocity = {n: state[f"momentum.{n}"] for n in weights} if self.momentum else None
         how: Any = {
             "decay": self.weight_decay,
@@ -90,8 +92,9 @@ class SGD(Optimiser):
         if rounded:
             from hardy.kernels import descent
 
-            descent.descend_rounded(weights, gradient, rate, rounded, **how)
+            descent.descend_rounded(weights, gradient, rate, rounded, begin=begin, **how)
         else:
+            tensors.begin_at(weights, begin)
             tensors.descend(weights, gradient, rate, **how)
 
 
