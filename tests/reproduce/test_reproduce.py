@@ -132,8 +132,18 @@ def test_mistakes_are_one_line(folder, capsys, monkeypatch, words, answer):
 
 def test_rows_of_one_run_and_seeds_are_planned_in_turn(folder, tmp_path):
     options = {"patterns": [], "quick": False, "out": tmp_path}
-    _, jobs = plan_rows(folder, "demo", seeds=2, **options)
+    _, jobs = plan_rows(folder, ["demo"], seeds=2, **options)
     assert [(one.row, one.seed) for one in jobs] == [("a", 0), ("b, κ", 0), ("a", 1), ("b, κ", 1)]
+    tables, again = plan_rows(folder, ["demo/t", "demo"], seeds=2, **options)
+    assert again == jobs and len(tables) == 1, "a table named twice is run once"
+
+
+def test_time_that_is_up_leaves_rows_to_the_next_call(folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    assert main(["reproduce", "demo/t", "--minutes", "0.001", "--seeds", "2"]) == 0
+    assert "Not finished in 0.001 minutes: 4 of 4 rows. The same command goes on." in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        main(["reproduce", "demo/t", "--minutes", "inf"])
 
 
 @pytest.mark.slow
@@ -149,6 +159,17 @@ def test_several_rows_at_once_and_a_process_that_is_killed(folder):
     )
     ended = [words for _, words in run_jobs([job(folder, row, table="demo/d") for row in "ab"], 2)]
     assert len(ended) == 2 and all("ended with code 9" in words for words in ended)
+
+
+@pytest.mark.slow
+def test_a_row_that_is_under_way_when_time_is_up_leaves_a_checkpoint(folder):
+    endless = job(folder, overrides=("rounds=1000000",))
+    runs = folder.parent / "runs"
+    for _ in range(10):  # a busy machine needs longer to begin
+        assert list(run_jobs([endless], minutes=0.25)) == []
+        if saved := list(runs.glob("demo/t/a-*/seed-0/checkpoint/round-*")):
+            break
+    assert saved and not list(runs.glob("demo/t/*.json"))
 
 
 QUICK = {

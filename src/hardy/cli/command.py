@@ -74,6 +74,16 @@ def positive_count(text: str) -> int:
     return int(text)
 
 
+def positive_number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ArgumentTypeError(f"it is {text!r}; it must be a number above 0")
+    return number
+
+
 def free_folder(folder: Path) -> Path:
     """The folder, or the first of folder-2, folder-3, ... that is not there yet."""
     number, free = 1, folder

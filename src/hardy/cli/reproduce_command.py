@@ -1,16 +1,27 @@
 """`hardy reproduce`: published tables and figures, by name."""
 
 from argparse import ArgumentParser
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hardy.cli.command import Command, data_option, device_option, positive_count, quiet_option, seeds_option
+from hardy.cli.command import (
+    Command,
+    data_option,
+    device_option,
+    positive_count,
+    positive_number,
+    quiet_option,
+    seeds_option,
+)
 from hardy.errors import HardyError
 
 
 def _declare(parser: ArgumentParser) -> None:
     parser.add_argument("table", nargs="?", metavar="PAPER/TABLE", help="such as fedrbn/table_2; PAPER for all of it")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="for all rows, such as rounds=10")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="for all rows, such as rounds=10; or another PAPER/TABLE"
+    )
     parser.add_argument("--list", action="store_true", help="every table and figure of the papers, with its state")
     parser.add_argument(
         "--rows", action="append", default=[], metavar="PATTERN", help="rows whose name is or matches this; repeatable"
@@ -18,6 +29,12 @@ def _declare(parser: ArgumentParser) -> None:
     seeds_option(parser)
     parser.add_argument("--quick", action="store_true", help="on the embedded digits: minutes on a CPU")
     parser.add_argument("--jobs", type=positive_count, default=1, metavar="N", help="rows at once; a GPU holds several")
+    parser.add_argument(
+        "--minutes",
+        type=positive_number,
+        metavar="N",
+        help="stop then; the same command goes on with rows that were under way",
+    )
     parser.add_argument("--write", action="store_true", help="put figures into the results, tables into the pages")
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="folder of the run folders")
     parser.add_argument("--folder", type=Path, help="folder of tables (default: experiments, here or of the checkout)")
@@ -31,15 +48,15 @@ def _reproduce(options: Any) -> None:
     from hardy.reproduce.listing import listing, write_pages
 
     folder = find_folder(options.folder)
-    if options.table and "=" in options.table:
-        options.overrides.insert(0, options.table)
-        options.table = None
+    words = [*filter(None, [options.table]), *options.overrides]
+    overrides = [word for word in words if "=" in word]
+    tables = [word for word in words if "=" not in word]
     if options.list:
-        print(listing(folder, options.table or ""))
+        print("\n\n".join(listing(folder, name) for name in tables or [""]))
         return
-    if options.table:
-        failed = _run(options, folder)
-    elif options.overrides or options.rows or not options.write:
+    if tables:
+        failed = _run(options, folder, tables, overrides)
+    elif overrides or options.rows or not options.write:
         raise HardyError(
             "no table is named. `hardy reproduce --list` names them all; `--write` alone writes the pages."
         )
@@ -52,7 +69,7 @@ def _reproduce(options: Any) -> None:
         raise HardyError(f"{len(failed)} rows could not be run: " + "; ".join(failed))
 
 
-def _run(options: Any, folder: Path) -> list[str]:
+def _run(options: Any, folder: Path, names: Sequence[str], overrides: Sequence[str]) -> list[str]:
     """Runs the rows and prints their tables; what could not be run, in words."""
     from hardy.reproduce.published_pages import score, shown_score, table_markdown
     from hardy.reproduce.records import record_file, write_record
@@ -60,21 +77,21 @@ def _run(options: Any, folder: Path) -> list[str]:
     from hardy.reproduce.row_runs import plan_rows
 
     device = [f'engine.device="{options.device}"'] if options.device else []
-    overrides = tuple(options.overrides) + tuple(device)
     tables, jobs = plan_rows(
         folder,
-        options.table,
+        names,
         patterns=options.rows,
         seeds=options.seeds,
         quick=options.quick,
         out=options.out,
-        overrides=overrides,
+        overrides=(*overrides, *device),
         data=options.data,
     )
     found: dict[str, list[Any]] = {table.path: [] for table in tables}
-    by_path, failed = {table.path: table for table in tables}, []
-    for job, record in run_jobs(jobs, options.jobs, quiet=options.quiet or options.jobs > 1):
-        table = by_path[job.table]
+    by_path, failed, left = {table.path: table for table in tables}, [], len(jobs)
+    alone = options.jobs == 1 and options.minutes is None
+    for job, record in run_jobs(jobs, options.jobs, quiet=options.quiet or not alone, minutes=options.minutes):
+        table, left = by_path[job.table], left - 1
         if isinstance(record, str):
             failed.append(f"{job.table}, {job.row}: {record}")
             print(f"{job.table}: {job.row}: failed: {record}", flush=True)
@@ -86,6 +103,8 @@ def _run(options: Any, folder: Path) -> list[str]:
         scores = {column: shown_score(score([record], column), table.unit) for column in columns}
         words = ", ".join(f"{column} {value.removesuffix(' (1)')}" for column, value in scores.items() if value)
         print(f"{job.table}: {job.row}, seed {record['seed']}: {words}", flush=True)
+    if left:
+        print(f"\nNot finished in {options.minutes:g} minutes: {left} of {len(jobs)} rows. The same command goes on.")
     for table in tables:
         if found[table.path]:
             print(f"\n{table.title}\n\n{table_markdown(table, found[table.path], quick=options.quick)}")

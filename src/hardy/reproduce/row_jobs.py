@@ -1,6 +1,7 @@
 """Several rows at once, each in a process of its own: one that is killed takes no other with it."""
 
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import connection, get_context
@@ -16,24 +17,29 @@ _Ended = tuple[RowJob, Record | str]
 _STOPPED = "stopped. The same command goes on where it was."
 
 
-def run_jobs(jobs: Sequence[RowJob], processes: int = 1, *, quiet: bool = True) -> Iterator[_Ended]:
-    """Each job with its record, or the words of what went wrong."""
-    if processes == 1:
+def run_jobs(
+    jobs: Sequence[RowJob], processes: int = 1, *, quiet: bool = True, minutes: float | None = None
+) -> Iterator[_Ended]:
+    """Each job with its record, or the words of what went wrong. After so many minutes those that are under way are
+    stopped, each after its round, and nothing is yielded for them and for those that were not begun."""
+    if processes == 1 and minutes is None:
         for job in jobs:
             yield job, try_row(job, quiet=quiet)
         return
     waiting = [(job, _runs_of(job)) for job in jobs]
     running: dict[Connection, tuple[RowJob, tuple[str, str, int], SpawnProcess]] = {}
+    end = None if minutes is None else time.monotonic() + 60 * minutes
     with _ended_by_sigterm():
         try:
-            while waiting or running:
+            while (waiting or running) and (end is None or time.monotonic() < end):
                 busy = {key for _, key, _ in running.values()}
                 free = [pair for pair in waiting if pair[1] not in busy]  # two rows of one run: one after the other
                 if free and len(running) < processes:
                     waiting.remove(free[0])
                     running |= _started(*free[0])
                     continue
-                for ended in connection.wait(list(running)):
+                left = None if end is None else max(0.0, end - time.monotonic())
+                for ended in connection.wait(list(running), left):
                     assert isinstance(ended, Connection)
                     job, _, process = running.pop(ended)
                     yield job, _answer(ended, process)

@@ -59,7 +59,7 @@ class RowJob:
 
 def plan_rows(
     folder: Path,
-    name: str,
+    names: Sequence[str],
     *,
     patterns: Sequence[str],
     seeds: int,
@@ -68,12 +68,9 @@ def plan_rows(
     overrides: tuple[str, ...] = (),
     data: Path | None = None,
 ) -> tuple[list[ResultTable], list[RowJob]]:
-    """The tables that a name stands for, and their rows: seed by seed, so that every row has one before any has two."""
-    if (folder / name / "paper.toml").is_file():
-        tables = [read_table(path) for path in table_files(folder, name)]
-        tables = [table for table in tables if table.quick or not quick]
-    else:
-        tables = [find_table(folder, name)]
+    """The tables that names stand for, and their rows: seed by seed, so that every row has one before any has two."""
+    named = (table for name in names for table in _tables(folder, name, quick=quick))
+    tables = list({table.path: table for table in named}.values())
     rows = [(table, row) for table in tables for row in table.rows_of(quick=quick)]
     for table in tables:
         if quick and table.quick is None:
@@ -89,6 +86,14 @@ def plan_rows(
         for seed in range(seeds)
         for table, row in chosen
     ]
+
+
+def _tables(folder: Path, name: str, *, quick: bool) -> list[ResultTable]:
+    """One table, or all of a paper: with `quick`, those that have a short form."""
+    if not (folder / name / "paper.toml").is_file():
+        return [find_table(folder, name)]
+    tables = [read_table(path) for path in table_files(folder, name)]
+    return [table for table in tables if table.quick or not quick]
 
 
 def _named(pattern: str, row: str) -> bool:
