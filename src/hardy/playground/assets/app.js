@@ -33,11 +33,12 @@ async function start() {
       tab.setAttribute("aria-selected", mine);
       tab.tabIndex = mine ? 0 : -1;
       if (mine && focus) tab.focus();
+      if (mine) tabs.scrollLeft = tab.offsetLeft - tabs.offsetLeft - 24; // on a phone the tabs are wider than the screen
     }
     if (!opened.has(id)) {
-      const link = el("a", { href: address, rel: "noreferrer" }, paper);
+      const link = el("a", { class: "paper", href: address, rel: "noreferrer" }, paper);
       opened.set(id, el("div", { class: "room", role: "tabpanel", "aria-labelledby": `tab-${id}`, id: `room-${id}` },
-        el("h2", {}, title), el("p", { class: "about" }, words, " ", link), build(page)));
+        el("h2", { class: "unseen" }, title), el("p", { class: "about" }, words, " ", link), build(page)));
     }
     main.replaceChildren(opened.get(id));
     history.replaceState(null, "", `#${id}`);

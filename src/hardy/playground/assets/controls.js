@@ -73,13 +73,30 @@ function paintImage(canvas, image, [channels, height, width], from = null) {
 
 const picture = (words) => el("canvas", { class: "picture", role: "img", "aria-label": words });
 
-// Probabilities of all classes as bars; the true class and the answer are marked by words, not by colour alone.
+// A picture over what is said of it.
+const captioned = (drawn, ...words) => el("figure", {}, drawn, el("figcaption", {}, ...words));
+
+// About four round numbers that enclose low and high.
+function roundTicks(low, high) {
+  const raw = (high - low || Math.abs(high) || 1) / 4, power = 10 ** Math.floor(Math.log10(raw));
+  const step = power * [1, 2, 5, 10].find((m) => m * power >= raw * 0.999), first = Math.floor(low / step + 1e-9);
+  return Array.from({ length: Math.max(2, Math.ceil(high / step - 1e-9) - first + 1) }, (_, at) => Number(((first + at) * step).toPrecision(12)));
+}
+
+// Heights of lines of text, moved down until none overlap.
+function spread(tops, least) {
+  const placed = tops.slice(), order = tops.map((_, at) => at).sort((a, b) => tops[a] - tops[b]);
+  order.forEach((at, n) => { if (n) placed[at] = Math.max(placed[at], placed[order[n - 1]] + least); });
+  return placed;
+}
+
+// Probabilities of all classes as bars: the true class green, a wrong answer red, the answer in bold.
 function showProbabilities(box, probabilities, classes, label) {
   const answer = argmax(probabilities);
   fill(box, probabilities.map((p, at) =>
     el("div", { class: `bar${at === answer ? " answer" : ""}` },
       el("span", {}, classes[at]),
-      el("span", { class: "track" }, el("span", { class: at === label ? "fill right" : "fill", style: `width:${100 * p}%` })),
+      el("span", { class: "track" }, el("span", { class: at === label ? "fill right" : at === answer ? "fill wrong" : "fill", style: `width:${100 * p}%` })),
       el("span", { class: "value" }, percent(p, 0)))));
 }
 

@@ -8,8 +8,9 @@ function attackRoom(page) {
 
   const sides = [networks[0], robustest].map((network, number) => {
     const side = { network, setting: { width: 1, robustness: number && network.mixes ? 1 : network.robustness } };
-    side.clean = el("p", { class: "verdict" });
-    side.pictures = [picture("the image under attack"), picture("what the attack added, times ten")];
+    side.clean = el("span", { class: "clean" });
+    side.attacked = el("span");
+    side.pictures = [picture("the image under attack"), picture("what the attack added, times ten"), picture("the image as it is")];
     side.bars = el("div", { class: "bars", role: "group", "aria-label": "probability of each class" });
     side.curve = el("div");
     side.verdict = el("p", { class: "verdict", "aria-live": "polite" });
@@ -28,8 +29,10 @@ function attackRoom(page) {
       show: (v) => v.toFixed(2), onchange: (v) => { side.setting.robustness = v; run(); } });
     robustness.hidden = !network.mixes;
     side.box = el("section", { class: "side", "aria-label": number ? "right network" : "left network" },
-      side.which, robustness, side.known, side.clean,
-      el("div", { class: "pair" }, ...side.pictures), side.verdict, side.radius, side.bars, side.curve);
+      el("div", { class: "which" }, side.which, robustness), side.known,
+      el("div", { class: "pictures" }, captioned(side.pictures[2], el("b", {}, "The image"), side.clean),
+        captioned(side.pictures[0], el("b", {}, "Attacked"), side.attacked), captioned(side.pictures[1], el("b", {}, "Change × 10"))),
+      side.verdict, side.radius, side.bars, side.curve);
     return side;
   });
 
@@ -41,6 +44,8 @@ function attackRoom(page) {
     const { now, probabilities } = trace[step], read = argmax(probabilities);
     paintImage(side.pictures[0], now, shape);
     paintImage(side.pictures[1], now, shape, image);
+    paintImage(side.pictures[2], image, shape);
+    side.attacked.textContent = `reads “${classes[read]}” (${percent(probabilities[read], 0)})`;
     side.pictures[0].setAttribute("aria-label", `the image after step ${step}, read as ${classes[read]}`);
     showProbabilities(side.bars, probabilities, classes, aim);
     drawTrace(side.curve, trace, classes, aim, target, step);
@@ -51,13 +56,13 @@ function attackRoom(page) {
     for (const side of sides) {
       const { network, setting } = side, known = network.measured(setting);
       const threats = Object.entries(known.robust).map(([threat, figure]) => `, ${plusMinus(figure)} under ${threat}`).join("");
-      side.known.textContent = `Of ${known.standard.images?.toLocaleString("en") ?? "its"} test images it reads ${plusMinus(known.standard)}${threats}` +
-        (network.mixes ? ` (measured at λ ${known.robustness}).` : ".");
+      side.known.textContent = `Reads ${plusMinus(known.standard)} of ${known.standard.images?.toLocaleString("en") ?? "its"} test images right${threats}` +
+        (network.mixes ? ` (at λ = ${known.robustness}).` : ".");
       const clean = await network.logits(image, setting);
       if (!current()) return;
       performance.mark("prediction");
       const answer = argmax(clean), sure = softmax(clean)[answer];
-      side.clean.textContent = `Reads “${classes[answer]}” (${percent(sure, 0)})${label === null ? "" : answer === label ? ", right" : ", wrong"}`;
+      side.clean.textContent = `reads “${classes[answer]}” (${percent(sure, 0)})${label === null ? "" : answer === label ? ", right" : ", wrong"}`;
       const aim = label ?? answer, trace = [], target = chosenTarget(), epsilon = settings.epsilon / 255;
       const watch = (step, now, logits) => { trace.push({ now, probabilities: softmax(logits) }); return current(); };
       const result = settings.attack === "square"
@@ -119,7 +124,7 @@ function attackRoom(page) {
   run();
   return el("div", {},
     el("div", { class: "pick" }, el("div", { class: "shelf" }, choice("Images of", domains.map((d) => [d, d]), images[from].domain, showThumbnails), thumbnails), pad),
-    el("div", { class: "controls" },
+    el("div", { class: "controls six" },
       choice("Attack", [["pgd", "PGD"], ["fgsm", "FGSM (one step)"], ["square", "Square (no gradient)"]], "pgd", (v) => {
         settings.attack = v;
         aims.hidden = v === "square"; // Square is not aimed here
@@ -134,21 +139,20 @@ function attackRoom(page) {
     el("div", { class: "sides" }, ...sides.map((side) => side.box)));
 }
 
-// Probability of the true class, the target and the last answer at every step, and a mark at the one shown.
+// Probability of the true class (green), the last answer (red) and the target at every step, and a mark at the one shown.
 function drawTrace(box, trace, classes, label, target, shown) {
   const end = trace[trace.length - 1].probabilities, last = argmax(end);
   const lines = [...new Set([label, target, last].filter((c) => c !== null && c !== undefined))];
-  const x = (step) => 26 + (trace.length > 1 ? (step / (trace.length - 1)) * 300 : 0), y = (p) => 84 - 76 * p;
-  const tops = lines.map((c) => y(end[c]) + 4);
-  lines.map((_, at) => at).sort((a, b) => tops[a] - tops[b]).forEach((at, n, order) => { if (n) tops[at] = Math.max(tops[at], tops[order[n - 1]] + 13); });
-  box.replaceChildren(el("svg", { class: "chart trace", viewBox: "0 0 400 104", role: "img",
+  const colour = (c) => (c === label ? "c2" : c === last ? "c1" : "c0");
+  const x = (step) => 44 + (trace.length > 1 ? (step / (trace.length - 1)) * 282 : 0), y = (p) => 84 - 76 * p;
+  const tops = spread(lines.map((c) => y(end[c]) + 4), 13);
+  fill(box, el("p", { class: "note" }, "Probability at every step of the attack"), el("svg", { class: "chart trace", viewBox: "0 0 400 104", role: "img",
     "aria-label": `probability of ${lines.map((c) => classes[c]).join(", ")} over the steps of the attack` },
-    el("text", { class: "tick end", x: 20, y: 12 }, "1"), el("text", { class: "tick end", x: 20, y: 88 }, "0"),
-    el("line", { class: "rule", x1: 26, x2: 326, y1: 84, y2: 84 }),
-    el("line", { class: "rule", x1: x(shown), x2: x(shown), y1: 6, y2: 84 }),
-    el("text", { class: "tick", x: 26, y: 100 }, "start"),
+    ...[1, 0.5, 0].flatMap((p) => [el("text", { class: "tick end", x: 38, y: y(p) + 4 }, percent(p, 0)), el("line", { class: "rule", x1: 44, x2: 326, y1: y(p), y2: y(p) })]),
+    el("line", { class: "mark", x1: x(shown), x2: x(shown), y1: 6, y2: 84 }),
+    el("text", { class: "tick", x: 44, y: 100 }, "start"),
     el("text", { class: "tick end", x: 326, y: 100 }, `step ${trace.length - 1}`),
-    ...lines.map((c, at) => el("g", { class: `c${at}` },
+    ...lines.map((c, at) => el("g", { class: colour(c) },
       el("polyline", { class: "curve", points: trace.map((p, step) => `${x(step)},${y(p.probabilities[c])}`).join(" ") }),
       el("circle", { cx: x(shown), cy: y(trace[shown].probabilities[c]), r: 3 }),
       el("text", { x: 333, y: tops[at] }, `“${classes[c]}” ${percent(end[c], 0)}`)))));
@@ -161,7 +165,8 @@ function drawingPad(shape, ondraw) {
     "aria-label": "Draw a digit: with the pointer, or with arrow keys; space puts the pen down and lifts it" });
   const context = canvas.getContext("2d", { willReadFrequently: true });
   const pen = el("span", { class: "pen" });
-  const clear = () => { context.fillStyle = "#000"; context.fillRect(0, 0, side, side); };
+  const frame = el("div", { class: "padframe" }, canvas, pen, el("span", { class: "hint", "aria-hidden": "true" }, "draw here"));
+  const clear = () => { context.fillStyle = "#000"; context.fillRect(0, 0, side, side); delete frame.dataset.drawn; };
   clear();
   let drawing = null, place = [side / 2, side / 2], down = false;
   const read = () => {
@@ -180,6 +185,7 @@ function drawingPad(shape, ondraw) {
     context.moveTo(...start);
     context.lineTo(...end);
     context.stroke();
+    frame.dataset.drawn = "yes";
   };
   const placeOf = (event) => {
     const box = canvas.getBoundingClientRect();
@@ -214,7 +220,5 @@ function drawingPad(shape, ondraw) {
     event.preventDefault();
     showPen();
   });
-  return el("div", { class: "padbox" },
-    el("div", { class: "padframe" }, canvas, pen),
-    el("div", {}, el("p", { class: "note" }, "Or draw a digit."), button("Clear", clear)));
+  return el("div", { class: "padbox" }, el("span", {}, "Or draw a digit"), frame, button("Clear", clear));
 }

@@ -3,7 +3,7 @@
 function clientsRoom(page) {
   const runs = page.runs.filter((run) => run.clients.length);
   if (!runs.length) return el("p", { class: "note" }, "No run here has figures for its clients.");
-  let run = runs.find((r) => r.alpha) ?? runs[0], threat = "", chosen = Math.max(0, run.alpha?.findIndex((given) => given.length) ?? 0);
+  let run = runs.find((r) => r.alpha) ?? runs[0], threat = "", chosen = worstServed(run);
   const map = el("div"), detail = el("section", { class: "side", "aria-live": "polite" });
   const value = (client) => (threat ? client.robust[threat] : client.standard);
   const show = () => {
@@ -19,23 +19,29 @@ function clientsRoom(page) {
   offer();
   show();
   return el("div", {},
-    el("div", { class: "controls" }, choice("Run", runs.map((r, at) => [at, r.name]), runs.indexOf(run), (v) => { run = runs[v]; threat = ""; chosen = 0; offer(); show(); }), colour),
+    el("div", { class: "controls" }, choice("Run", runs.map((r, at) => [at, r.name]), runs.indexOf(run), (v) => { run = runs[v]; threat = ""; chosen = worstServed(run); offer(); show(); }), colour),
     el("div", { class: "sides" }, el("section", { class: "side" }, map), detail));
+}
+
+// The client to begin with: the least accurate one, under FedRBN of those that were given statistics.
+function worstServed(run) {
+  const asked = run.clients.filter((client, at) => !run.alpha || run.alpha[at].length);
+  return (asked.length ? asked : run.clients).reduce((worst, client) => ((client.standard ?? 1) < (worst.standard ?? 1) ? client : worst)).number;
 }
 
 function drawClients(box, run, value, chosen, choose) {
   const domains = [...new Set(run.clients.map((c) => c.domain))];
   const rows = domains.map((d) => run.clients.map((c, at) => [c, at]).filter(([c]) => c.domain === d));
-  const longest = Math.max(...rows.map((r) => r.length)), gap = Math.min(62, 330 / longest), tall = 60;
+  const longest = Math.max(...rows.map((r) => r.length)), gap = Math.min(80, 340 / longest), tall = 66;
   const place = new Map();
-  rows.forEach((row, y) => row.forEach(([, at], x) => place.set(at, [110 + gap * (x + 0.5), 30 + tall * y])));
+  rows.forEach((row, y) => row.forEach(([, at], x) => place.set(at, [90 + gap * (x + 0.5), 26 + tall * y])));
   const known = run.clients.map(value).filter((v) => v !== null && v !== undefined);
   const low = Math.min(...known), high = Math.max(...known);
-  const shade = (v) => (v === null || v === undefined ? "var(--track)" : `color-mix(in oklab, var(--c1), var(--c2) ${Math.round(high > low ? (100 * (v - low)) / (high - low) : 100)}%)`);
+  const shade = (v) => (v === null || v === undefined ? "var(--track)" : `color-mix(in oklab, var(--c1), var(--c0) ${Math.round(high > low ? (100 * (v - low)) / (high - low) : 100)}%)`);
   const arrows = (run.alpha?.[chosen] ?? []).map((share, giver) => {
     if (giver === chosen || share < 0.02) return null;
     const [x1, y1] = place.get(giver), [x2, y2] = place.get(chosen), long = Math.hypot(x2 - x1, y2 - y1) || 1;
-    const [dx, dy] = [(x2 - x1) / long, (y2 - y1) / long], tip = Math.min(20, gap / 2 - 2) + 2, wide = 3 + 4 * share;
+    const [dx, dy] = [(x2 - x1) / long, (y2 - y1) / long], tip = Math.min(22, gap / 2 - 2) + 2, wide = 3 + 4 * share;
     const at = (back, aside) => `${x2 - back * dx - aside * dy} ${y2 - back * dy + aside * dx}`;
     return el("g", { class: "arrow" },
       el("line", { x1, y1, x2: x2 - (tip + 5) * dx, y2: y2 - (tip + 5) * dy, "stroke-width": 1 + 5 * share }),
@@ -49,14 +55,15 @@ function drawClients(box, run, value, chosen, choose) {
     const pick = () => choose(at);
     return el("g", { class: `client${at === chosen ? " chosen" : ""}`, tabindex: 0, role: "button", "aria-label": words, "aria-pressed": at === chosen, onclick: pick,
       onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); pick(); } } },
-      el("circle", { cx: x, cy: y, r: Math.min(20, gap / 2 - 2), style: `fill:${shade(value(client))}` }),
-      el("text", { class: "middle", x, y: y + 4 }, value(client) === null || value(client) === undefined ? "–" : Math.round(100 * value(client))), mixed && client.kind ? el("text", { class: "middle kind", x, y: y + 33 }, client.kind) : null, el("title", {}, words));
+      el("circle", { cx: x, cy: y, r: Math.min(22, gap / 2 - 2), style: `fill:${shade(value(client))}` }),
+      el("text", { class: "middle", x, y: y + 4 }, value(client) === null || value(client) === undefined ? "–" : Math.round(100 * value(client))), mixed && client.kind ? el("text", { class: "middle kind", x, y: y + 36 }, client.kind) : null, el("title", {}, words));
   });
-  const height = 36 + tall * domains.length;
-  box.replaceChildren(
+  const height = tall * domains.length;
+  fill(box,
     el("svg", { class: "chart map", viewBox: `0 0 440 ${height}`, role: "group", "aria-label": "clients by domain" },
-      ...domains.map((d, y) => el("text", { class: "tick", x: 0, y: 34 + tall * y }, d)), ...arrows, ...dots),
-    el("p", { class: "note" }, `Accuracy in %, from ${percent(low)} (red) to ${percent(high)} (green).` + (mixed ? " AT clients train adversarially, ST clients cannot afford it." : "") + (run.alpha ? " Arrows: whose adversarial statistics the chosen client got (FedRBN's α)." : "")));
+      ...domains.map((d, y) => el("text", { class: "tick", x: 0, y: 30 + tall * y }, d)), ...arrows, ...dots),
+    known.length ? el("p", { class: "scale" }, percent(low, 0), el("span", {}), percent(high, 0)) : null,
+    el("p", { class: "note" }, (known.length ? "Accuracy on the client's test images." : "No accuracy was measured for each client.") + (mixed ? " AT clients train adversarially, ST clients cannot afford it." : "") + (run.alpha ? " Arrows: whose adversarial statistics the chosen client got (FedRBN's α)." : "")));
   const focus = box.querySelector(".chosen");
   if (document.activeElement === document.body && box.dataset.used) focus?.focus();
   box.dataset.used = "yes";

@@ -11,7 +11,7 @@ function liarsRoom() {
     const honest = own.slice(0, clients - liars);
     return [...honest, ...LIES[lie](honest, own.slice(clients - liars), factor)];
   };
-  const plane = el("div"), table = el("div", { class: "scroll" }), majority = el("p", { class: "note", "aria-live": "polite" });
+  const plane = el("div"), table = el("div", { class: "scroll" }), majority = el("p", { class: "odds", "aria-live": "polite" });
   const show = () => {
     const points = sent(), truth = mean(points.slice(0, clients - liars));
     const results = RULES.map((rule) => ({ ...rule, at: clients > liars + 2 ? rule.apply(points, liars) : null, fits: clients >= rule.least(liars), limit: limitOf(rule, clients) }));
@@ -23,7 +23,7 @@ function liarsRoom() {
         el("td", {}, r.at ? Math.sqrt(squaredDistance(r.at, truth)).toFixed(3) : "–"))))));
     const population = cohort.population.get(), lying = Math.min(cohort.liars.get(), population), size = Math.min(cohort.size.get(), population);
     const half = Math.ceil(size / 2) - 1;
-    majority.textContent = `A cohort of ${size} out of ${population} clients, ${lying} of whom lie: in ${percent(chanceOfMore(population, lying, size, half), 2)} of the rounds at least half of the cohort lies, and no rule can hold.`;
+    fill(majority, el("b", {}, percent(chanceOfMore(population, lying, size, half), 2)), ` of the cohorts of ${size} out of ${population} clients, ${lying} of whom lie, hold at least as many liars as honest clients. Then no rule can hold.`);
   };
   const which = choice("Hostile clients send", Object.keys(LIES).map((name) => [name, name]), lie, (v) => {
     if (v === "by hand") { const points = sent(); for (let at = clients - liars; at < clients; at++) own[at] = points[at]; }
@@ -39,7 +39,7 @@ function liarsRoom() {
       slider("Clients in the round, n", { min: 5, max: 25, step: 1, value: clients, onchange: (v) => { clients = v; liars = Math.min(liars, v - 3); draw(); show(); } }),
       slider("Liars, f", { min: 0, max: 10, step: 1, value: liars, onchange: (v) => { liars = Math.min(v, clients - 3); show(); } }),
       which, slider("Strength of the lie", { min: 0, max: 10, step: 0.25, value: factor, onchange: (v) => { factor = v; show(); } })),
-    el("div", { class: "sides" }, el("section", { class: "side" }, plane, el("p", { class: "note" }, "Drag a point, or focus it and use the arrow keys. Circles are honest, squares lie, crosses are what the rules make of them. “Withstands” is the largest number of liars f for which a rule is proven to hold; “off by” the distance of its result from the mean of the honest.")), el("section", { class: "side" }, table)),
+    el("div", { class: "sides" }, el("section", { class: "side" }, plane, el("p", { class: "note" }, "Drag a point, or focus it and use the arrow keys. Circles are honest, squares lie, crosses are what the rules make of them, the ring is the mean of the honest. “Withstands” is the largest number of liars f for which a rule is proven to hold; “off by” the distance of its result from the mean of the honest.")), el("section", { class: "side" }, table)),
     el("h3", {}, "Will a sampled cohort have an honest majority?"),
     el("div", { class: "controls" }, ...Object.values(cohort)), majority);
   show();
@@ -47,17 +47,21 @@ function liarsRoom() {
 }
 
 function drawPlane(box, points, honest, results, truth, move) {
-  const reach = 3.2, x = (v) => 220 + (v / reach) * 210, y = (v) => 170 - (v / reach) * 160;
+  const unit = 80, x = (v) => 220 + unit * v, y = (v) => 170 - unit * v; // alike on both axes: distances are seen
   const inside = (v, most) => clamp(v, -most, most);
   const focused = document.activeElement?.dataset?.point;
   const svg = el("svg", { class: "chart plane", viewBox: "0 0 440 340", role: "group", "aria-label": "updates of the clients in a plane" });
   const back = (event) => {
     const frame = box.firstElementChild.getBoundingClientRect(); // a drag draws the plane anew
-    return [(((event.clientX - frame.left) / frame.width) * 440 - 220) / 210 * reach, (170 - ((event.clientY - frame.top) / frame.height) * 340) / 160 * reach];
+    return [(((event.clientX - frame.left) / frame.width) * 440 - 220) / unit, (170 - ((event.clientY - frame.top) / frame.height) * 340) / unit];
   };
-  svg.append(el("line", { class: "rule", x1: 10, x2: 430, y1: 170, y2: 170 }), el("line", { class: "rule", x1: 220, x2: 220, y1: 10, y2: 330 }));
+  svg.append(el("line", { class: "rule", x1: 10, x2: 430, y1: 170, y2: 170 }), el("line", { class: "rule", x1: 220, x2: 220, y1: 10, y2: 330 }),
+    el("circle", { class: "aim", cx: x(truth[0]), cy: y(truth[1]), r: 13 }, el("title", {}, "the mean of the honest")));
+  const seen = new Map(); // how many points lie at a place
   points.forEach((point, at) => {
     const px = inside(x(point[0]) - 220, 208) + 220, py = inside(y(point[1]) - 170, 158) + 170, liar = at >= honest;
+    const spot = `${Math.round(px)} ${Math.round(py)}`;
+    seen.set(spot, { px, py, count: (seen.get(spot)?.count ?? 0) + 1 });
     const shape = liar ? el("rect", { x: px - 6, y: py - 6, width: 12, height: 12 }) : el("circle", { cx: px, cy: py, r: 6 });
     svg.append(el("g", { class: `point ${liar ? "liar" : "honest"}`, tabindex: 0, role: "button", "data-point": at,
       "aria-label": `${liar ? "liar" : "honest client"} ${at + 1} at ${point.map((v) => v.toFixed(2)).join(", ")}`,
@@ -73,6 +77,7 @@ function drawPlane(box, points, honest, results, truth, move) {
         if (by) { event.preventDefault(); move(at, [point[0] + by[0], point[1] + by[1]]); }
       } }, shape));
   });
+  for (const { px, py, count } of seen.values()) if (count > 1) svg.append(el("text", { class: "tick", x: px + 10, y: py + 4 }, `× ${count}`));
   results.forEach((result, at) => {
     if (!result.at) return;
     const px = inside(x(result.at[0]) - 220, 208) + 220, py = inside(y(result.at[1]) - 170, 158) + 170;

@@ -19,7 +19,7 @@ function liveRoom({ live }) {
     drawSeries(accuracy, "accuracy on test images", [["mean", series("mean")], ["worst client", series("worst")],
       ...(domains.length > 1 ? domains.map((d) => [d, rows.filter((r) => typeof r.domains[d] === "number").map((r) => [r.round, r.domains[d]])]) : [])],
       (v) => percent(v, 0));
-    drawSeries(loss, "training loss", [["loss", series("loss")]], (v) => v.toPrecision(3));
+    drawSeries(loss, "training loss", [["loss", series("loss")]], (v) => String(Number(v.toPrecision(3))));
   };
   const events = new EventSource("events");
   let waiting = false;
@@ -46,13 +46,13 @@ function liveRoom({ live }) {
 function drawSeries(box, words, all, form) {
   const series = all.filter(([, points]) => points.length);
   if (!series.length) { box.replaceChildren(); return; }
-  const every = series.flatMap(([, points]) => points), high = Math.max(...every.map(([, v]) => v)), low = Math.min(0, ...every.map(([, v]) => v));
+  const every = series.flatMap(([, points]) => points), values = every.map(([, v]) => v);
+  const rungs = roundTicks(Math.min(0, ...values), Math.max(...values)), low = rungs[0], high = rungs.at(-1);
   const first = every.reduce((a, [r]) => Math.min(a, r), Infinity), end = every.reduce((a, [r]) => Math.max(a, r), 0);
   const x = (r) => 44 + (end > first ? ((r - first) / (end - first)) * 260 : 0), y = (v) => 200 - ((v - low) / (high - low || 1)) * 184;
-  const tops = series.map(([, points]) => y(points.at(-1)[1]) + 4);
-  series.map((_, at) => at).sort((a, b) => tops[a] - tops[b]).forEach((at, n, order) => { if (n) tops[at] = Math.max(tops[at], tops[order[n - 1]] + 14); });
+  const tops = spread(series.map(([, points]) => y(points.at(-1)[1]) + 4), 14);
   box.replaceChildren(el("svg", { class: "chart", viewBox: "0 0 430 224", role: "img", "aria-label": `${words} over rounds: ${series.map(([name, points]) => `${name} ${form(points.at(-1)[1])}`).join(", ")}` },
-    ...[low, (low + high) / 2, high].flatMap((v) => [el("line", { class: "rule", x1: 44, x2: 304, y1: y(v), y2: y(v) }), el("text", { class: "tick end", x: 38, y: y(v) + 4 }, form(v))]),
+    ...rungs.flatMap((v) => [el("line", { class: "rule", x1: 44, x2: 304, y1: y(v), y2: y(v) }), el("text", { class: "tick end", x: 38, y: y(v) + 4 }, form(v))]),
     el("text", { class: "tick", x: 44, y: 220 }, `round ${first}`), el("text", { class: "tick end", x: 304, y: 220 }, String(end)),
     ...series.map(([name, points], at) => el("g", { class: `c${at % 8}` },
       el("polyline", { class: "curve", points: points.map(([r, v]) => `${x(r)},${y(v)}`).join(" ") }),
