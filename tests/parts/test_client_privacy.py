@@ -23,6 +23,7 @@ from hardy.faults.injection import Faults
 from hardy.papers.sfat import slack
 from hardy.parts.aggregators.base import mean, pipeline
 from hardy.parts.aggregators.client_privacy import client_level_dp
+from hardy.parts.aggregators.memories import client_momentum, delayed_momentum
 from hardy.parts.aggregators.robust import trimmed_mean
 from hardy.parts.aggregators.stages import bucketing, nearest_neighbour_mixing
 from hardy.parts.norms import group
@@ -195,6 +196,18 @@ def test_reported_statistics_are_counted_and_end_the_amplification():
     alone = prepare(experiment(), method=papers.fedrbn(**STATISTICS), model=net, data=data)
     (spent,) = privacy_spent(alone.server, 2)
     assert spent["covers"] == "reported statistics alone, not the weights"
+
+
+def test_stages_that_remember_clients_end_the_amplification():
+    """What they make of an update tells whose it is, and so who was asked."""
+    shares = []
+    for more in ((), (client_momentum(momentum=0.5),), (delayed_momentum(momentum=0.5),)):
+        chosen = method(trimmed_mean(f=1), *more, on="updates")
+        few = experiment(cohort=Cohort(clients=4), **OPEN)
+        (spent,) = privacy_spent(prepare(few, method=chosen, model=net, data=federation(sizes=(6,) * 6)).server, 3)
+        (mechanism,) = spent["mechanisms"]
+        shares.append(mechanism["share"])
+    assert shares == [4 / 6, 1.0, 1.0] and mechanism["times"] <= 3
 
 
 def test_a_batch_says_no_more_than_the_bound():

@@ -222,6 +222,8 @@ class Stage(Part):
 
     remembers_all: ClassVar[bool] = False
     """whether what follows sees all clients that ever answered, and not the cohort alone"""
+    remembers_clients: ClassVar[bool] = False
+    """whether what it makes of an update depends on whose it is"""
 
     def min_updates(self, after: int) -> int:
         """The smallest number of updates it works with, if what follows needs `after`."""

@@ -21,7 +21,7 @@ from hardy.core.account import Mechanism
 from hardy.core.messages import Updates
 from hardy.core.method import Method, Plan
 from hardy.core.partition import Placement, Role, Tag
-from hardy.core.protocols import RoundContext, Setting
+from hardy.core.protocols import RoundContext, Setting, walk
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.parts.aggregators.base import EqualWeights, Mean, Pipeline, Stage
@@ -202,8 +202,9 @@ class ClientLevelDp(Stage):
 
     def mechanisms(self, plan: Plan, setting: Setting, rounds: int, asked: Sequence[int]) -> Sequence[Mechanism]:
         """A client that is replaced can change a sum by 2 C, one that is added or removed by C. Reported statistics
-        say who was in a cohort, so that sampling is then no protection."""
-        known = bool(plan.names(Placement.REPORTED))
+        say who was in a cohort, and stages that remember clients use it, so that sampling is then no protection."""
+        remembering = (s for s in walk(plan.method.aggregator) if isinstance(s, Stage) and s.remembers_clients)
+        known = bool(plan.names(Placement.REPORTED)) or any(remembering)
         replaced = setting.sampling == "fixed"
         return (
             Mechanism(

@@ -32,6 +32,7 @@ class ClientMomentum(Stage):
 
     momentum: float = 0.9
     """β, how much of the moves before is kept"""
+    remembers_clients: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
