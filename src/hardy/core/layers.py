@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -102,6 +102,8 @@ class Statistics(AffineParameters):
     deviation of Gaussian noise on every update of them, drawn from the key of the call; `bound` is the greatest length
     of what a batch says, mean and variance − 1 of all channels together."""
 
+    roles: ClassVar[Mapping[str, str]] = {}
+    """of trained tensors that a kind of statistics adds, by name; those of the affine need none"""
     mean: Tensor
     var: Tensor
     bound: float = inf
@@ -195,7 +197,7 @@ class FederatedStatistics(Statistics):
         self.register_buffer("sent_var", torch.ones(features), persistent=False)
 
     def normalise(self, x: Tensor, affine: AffineParameters, eps: float) -> Tensor:
-        momentum, (mean, var) = self.momentum, _moments(x.detach(), self.mean.dtype)
+        momentum, (mean, var) = self.momentum, channel_moments(x.detach(), self.mean.dtype)
         mean, var = torch.lerp(self.sent_mean, mean, momentum), torch.lerp(self.sent_var, var, momentum)
         count = self.count + x.numel() / x.shape[1]
         share = (count - self.count) / count
@@ -205,7 +207,7 @@ class FederatedStatistics(Statistics):
         return scale_and_shift(x, self.sent_mean, self.sent_var, affine, eps)
 
 
-def _moments(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def channel_moments(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Mean and variance of every channel. Values of half precision are read as they are: their mean cannot be so far
     from zero that its square would swallow the variance."""
     over = [axis for axis in range(x.dim()) if axis != 1]
@@ -261,7 +263,7 @@ class BatchNorm(AffineParameters):
         if call.statistics == "images":
             if x.numel() == x.shape[1]:
                 raise HardyError("a norm served by the batch was given 1 image, which has no statistics; it needs 2.")
-            return scale_and_shift(x, *_moments(x, kept.mean.dtype), affine, self.eps)
+            return scale_and_shift(x, *channel_moments(x, kept.mean.dtype), affine, self.eps)
         before = kept.mean, kept.var
         out = kept.normalise(x, affine, self.eps)
         kept.blur(call, *before)

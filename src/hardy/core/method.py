@@ -38,7 +38,7 @@ takes the width too: `lambda norm, width: digits_cnn(norm=norm, width=width)`.""
 
 _OBJECTIVES_KEPT = 1000
 _STATISTICS = {Role.NORM_MEAN, Role.NORM_VAR, Role.NORM_COUNT}
-_NORM_ROLES = {Role.NORM_AFFINE, *_STATISTICS}
+_NORM_ROLES = {Role.NORM_AFFINE, Role.NORM_MIX, *_STATISTICS}
 _FACTS = {
     "kind": (
         "data.adversarial makes clients AT and ST",
@@ -151,7 +151,7 @@ class Method:
         """Builds the network of a base; one that is not narrower than the ×1 network is refused."""
         width = self.budget.base_width
         if width is None or width == 1:
-            return lambda: model(self.norm.layer)
+            return lambda: self.norm.prepare(model(self.norm.layer))
         given = inspect.signature(model).parameters.values()
         if not any(p.name == "width" or p.kind is p.VAR_KEYWORD for p in given):
             raise HardyError(
@@ -165,7 +165,7 @@ class Method:
                 f"the bases of method {self.name!r} are ×{width:g}, but the model ignores its width: {narrow} "
                 f"parameters at ×{width:g} and {full} at ×1. Build all layers but the last `width` times as wide."
             )
-        return lambda: model(self.norm.layer, width=width)
+        return lambda: self.norm.prepare(model(self.norm.layer, width=width))
 
     def _refuse_without_norms(self, net: nn.Module) -> None:
         """A norm that was chosen, on a network that has none of its layers, would have no effect."""
@@ -197,7 +197,7 @@ class Method:
                 f"{name_part(self.objective)!r} never goes through it. Usual fix: norm batch or local, or an "
                 'adversarial objective with branch = "adversarial".'
             )
-        if self.norm.inference_statistics == "batch" and self.norm.keeps is FederatedStatistics:
+        if self.norm.inference_statistics == "batch" and issubclass(self.norm.keeps, FederatedStatistics):
             raise HardyError(
                 f"norm {name_part(self.norm)!r} normalises by what the server sent; inference_statistics must be "
                 "running or recomputed."
@@ -264,6 +264,11 @@ class Plan:
         """Buffers that hold, all round long, what the server sent of a statistic -> that statistic."""
         found = [path for path, module in self.model.named_modules() if isinstance(module, FederatedStatistics)]
         return {f"{path}.sent_{name}": f"{path}.{name}" for path in found for name in ("mean", "var")}
+
+    @property
+    def synchronised(self) -> bool:
+        """Whether each step of a client needs those of all others."""
+        return any(part.synchronised for part in walk(self.method.norm) if isinstance(part, Norm))
 
     @cached_property
     def trained(self) -> list[str]:

@@ -17,6 +17,8 @@ class Role(StrEnum):
     NORM_VAR = "norm_var"
     NORM_COUNT = "norm_count"
     """How many values the statistics of Federated BatchNorm were taken of."""
+    NORM_MIX = "norm_mix"
+    """How much of its batch's own statistics a norm takes, beside those of everybody."""
     COUNTER = "counter"
     CONTROL = "control"
     """What an objective or an optimiser adds (SCAFFOLD's variates, FedRobust's shift, momentum that is kept)."""
@@ -56,8 +58,9 @@ def tags(model: nn.Module) -> dict[str, Tag]:
         prefix = f"{path}." if path else ""
         role = Role.NORM_AFFINE if isinstance(module, _AFFINE) else Role.WEIGHT
         branch = path.rpartition(".")[2] if isinstance(module, Statistics) else ""
+        own = module.roles if isinstance(module, Statistics) else {}
         for name, parameter in module.named_parameters(recurse=False):
-            found[prefix + name] = Tag(role, branch=branch, trained=parameter.requires_grad)
+            found[prefix + name] = Tag(Role(own.get(name, role)), branch=branch, trained=parameter.requires_grad)
         for name, buffer in module.named_buffers(recurse=False):
             if isinstance(module, InputScale) or name in module._non_persistent_buffers_set:
                 continue

@@ -114,6 +114,16 @@ class Norm(Part):
         """A normalisation layer."""
         raise NotImplementedError
 
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """The network built around its layers, as it is to be trained: a norm that needs more than layers of its own,
+        such as other convolutions, makes them here."""
+        return model
+
+    @property
+    def synchronised(self) -> bool:
+        """Whether each step of a client needs those of all others, layer by layer: all then run in one call."""
+        return False
+
     def statistics_of(self, features: int, *, affine: bool) -> Statistics:
         """What a layer keeps for a branch of this norm."""
         raise NotImplementedError

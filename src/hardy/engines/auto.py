@@ -12,6 +12,7 @@ from hardy.core import tensors
 from hardy.core.method import Plan
 from hardy.core.modes import drawing_layer
 from hardy.core.net import Net
+from hardy.core.protocols import name_part
 from hardy.core.tensors import Tensors
 from hardy.core.training import Training
 from hardy.engines.base import Engine
@@ -29,8 +30,9 @@ more than the arithmetic (benchmarks/results/auto_cpu-2-cores)"""
 
 
 def choose(plan: Plan, data: DeviceData, training: Training) -> type[Engine]:
-    """Vectorised on a GPU, and on a CPU for steps so small that calling costs more than computing; else sequential."""
-    if data.device.type == "cuda":
+    """Vectorised on a GPU, on a CPU for steps so small that calling costs more than computing, and wherever clients are
+    tied by a norm; else sequential."""
+    if data.device.type == "cuda" or plan.synchronised:
         return Vectorised
     step = training.batch * macs(plan.model, data.federation.shape)
     return Vectorised if step <= _SMALL_STEP else Sequential
@@ -119,8 +121,13 @@ class EngineChoice:
         if self.name == "flower":
             raise HardyError("engine flower needs a network: `hardy run --engine flower`, or see docs/flower.md.")
         kind = choose(plan, data, training) if self.name == "auto" else ENGINES[self.name]
+        if plan.synchronised and (kind is not Vectorised or self.lane is not None):
+            raise HardyError(
+                f"norm {name_part(plan.method.norm)!r} needs all clients of a step in one call, but engine.name is "
+                f"{self.name!r} and engine.lane {self.lane}. Take engine vectorised without a lane."
+            )
         if kind is Vectorised and (why := why_not_vectorised(plan, data)):
-            if self.name == "vectorised":
+            if self.name == "vectorised" or plan.synchronised:
                 raise HardyError(
                     f"engine vectorised cannot train this network: {why}. Take engine auto or sequential, or change "
                     "the network."

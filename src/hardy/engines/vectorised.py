@@ -21,10 +21,11 @@ from hardy.core.client import ClientState, compute_gradients, init_client, make_
 from hardy.core.federation import Rows
 from hardy.core.manner import Manner, fused_products, vectorising
 from hardy.core.messages import Slot, Updates, Work
-from hardy.core.protocols import Objective
+from hardy.core.protocols import Objective, name_part
 from hardy.core.tensors import Tensors
 from hardy.engines.base import Engine
 from hardy.engines.lane import Lane, cuda_stream
+from hardy.errors import HardyError
 from hardy.models.stacked import why_not_fused
 
 
@@ -158,6 +159,12 @@ class Vectorised(Engine):
         fewest = min(map(len, groups), default=0)
         for members in groups:
             size = fitting(members)
+            if self.plan.synchronised and (len(groups) > 1 or len(members) > size):
+                raise HardyError(
+                    f"norm {name_part(self.plan.method.norm)!r} needs all clients of a step in one call, but they run "
+                    f"in several: {len(groups)} objectives, {size} clients at once. Take clients of one kind and "
+                    "capacity, fewer of them, or a smaller network."
+                )
             for start in range(0, len(members), size):
                 some = members[start : start + size]
                 yield self._task(round_number, some, urgent=len(groups) > 1 and len(members) == fewest)
@@ -249,7 +256,7 @@ class Vectorised(Engine):
     def _fitting(self, work: Work, members: list[_Planned]) -> int:
         """How many slots to run at once: on a GPU no more than its free memory holds, by a measured trial of two."""
         if self.device.type != "cuda":
-            return self.lane or _CPU_LANE
+            return len(members) if self.plan.synchronised else self.lane or _CPU_LANE
         objective = members[0].objective
         if objective not in self._sizes:
             self._make_room(0.0)

@@ -56,6 +56,11 @@ class Flower:
                 f"method {plan.method.name!r} trains on all clients' rows together; over a network nobody holds them. "
                 "Run it with another engine."
             )
+        if plan.synchronised:
+            raise HardyError(
+                "norm synchronised needs all clients of a step in one call; over a network they step by themselves. "
+                "Take norm federated or hybrid."
+            )
         self.plan, self.data, self.training = plan, data, training
         self.device, self.dtype = device, dtype
         self.roll, self.network, self.token = roll, network, token

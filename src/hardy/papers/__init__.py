@@ -12,13 +12,17 @@ from hardy.papers.fednova import fednova
 from hardy.papers.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from hardy.papers.fedrbn import fedrbn
 from hardy.papers.fedrobust import fedrobust
+from hardy.papers.fedwon import fedwon
 from hardy.papers.fixbn import fixbn
+from hardy.papers.hbn import hbn
 from hardy.papers.heterofl import heterofl, sheterofl
 from hardy.papers.oat import oat
 from hardy.papers.per_fedavg import per_fedavg
 from hardy.papers.scaffold import scaffold
 from hardy.papers.sfat import sfat, sfat_prox, sfat_scaffold
+from hardy.papers.silobn import silobn
 from hardy.papers.split_mix import split_mix, split_mix_dat
+from hardy.papers.synchronised import synchronised
 
 __all__ = [
     "afl",
@@ -43,8 +47,10 @@ __all__ = [
     "fedprox",
     "fedrbn",
     "fedrobust",
+    "fedwon",
     "fedyogi",
     "fixbn",
+    "hbn",
     "heterofl",
     "local_only",
     "oat",
@@ -54,6 +60,8 @@ __all__ = [
     "sfat_prox",
     "sfat_scaffold",
     "sheterofl",
+    "silobn",
     "split_mix",
     "split_mix_dat",
+    "synchronised",
 ]
