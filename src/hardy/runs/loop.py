@@ -13,7 +13,7 @@ from hardy.core.files import disk, file_lock
 from hardy.core.flatten import flat_row
 from hardy.core.json_files import write_sealed
 from hardy.core.spending import privacy_spent
-from hardy.core.store import ClientStore, as_store
+from hardy.core.store import ClientStore
 from hardy.errors import HardyError
 from hardy.evaluation import projections
 from hardy.evaluation.diagnoses import diagnose_training
@@ -22,7 +22,7 @@ from hardy.evaluation.record import EVALUATION_LOCK
 from hardy.report.run_page import write_report
 from hardy.runs import costs
 from hardy.runs import folder as folders
-from hardy.runs.checkpoint import Checkpoint, save_checkpoint
+from hardy.runs.checkpoint import CLIENT_ROWS, Checkpoint, save_checkpoint
 from hardy.runs.evaluate import (
     evaluate_run,
     evaluate_settings,
@@ -91,6 +91,8 @@ class _Saving:
         self.pace = folders.CheckpointSchedule(run.experiment.checkpoint.every)
         self.experiment = folders.resolved(run.experiment, (run.folder / "config.toml").read_text("utf-8"))
         self.saved = run.state.round
+        run.engine.store.place(run.folder / CLIENT_ROWS / "private")
+        run.state.reported.place(run.folder / CLIENT_ROWS / "reported")
         self.reports, self.reported = folders.CheckpointSchedule(None), False
         self.note_whole()
 
@@ -123,8 +125,7 @@ class _Saving:
     def save_best(self) -> None:
         """To be served, not to be trained on: the networks without the objective's own tensors."""
         engine = self.run.engine
-        networks = {name: value for name, value in engine.store.items() if name in engine.plan.model_names}
-        self._write("best", self._checkpoint(as_store(networks)), keep=1)
+        self._write("best", self._checkpoint(engine.store.only(engine.plan.model_names)), keep=1)
 
     def _checkpoint(self, store: ClientStore) -> Checkpoint:
         figures = self.run.figures
