@@ -130,7 +130,7 @@ class Faults(FaultModel):
             raise HardyError(
                 f"faults.byzantine {name_of(type(self.byzantine))} with faults.added {self.added} changes the rows of "
                 "clients, and those of a population are drawn when they are asked for. Take an attack on replies, such "
-                "as sign_flip, without faults.added."
+                "as sign_flipping, without faults.added."
             )
 
     def refuse_impossible(self, seed: int, clients: int, *, roles: Mapping[str, Role], method: str) -> None:
