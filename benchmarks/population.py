@@ -1,9 +1,9 @@
 """A population of a million clients: memory and time of a round beside one of ten thousand, killed and resumed; and
 what FedRBN's exchange costs with a hundred thousand.
 
-`python benchmarks/population.py` writes benchmarks/results/population_cpu-2-cores_DATE.json. Runs are processes of
-their own, so that each has its own peak of memory; the two that are compared take their rounds in turn, so that both
-meet the same load. Time is that of the processor (all threads): on a shared machine that on the wall says little.
+`python benchmarks/population.py OUT.json` takes a quarter of an hour on two cores. Runs are processes of their own, so
+that each has its own peak of memory; the two that are compared take their rounds in turn, so that both meet the same
+load. Time is that of the processor (all threads): on a shared machine that on the wall says little.
 """
 
 import argparse
@@ -22,7 +22,14 @@ from typing import Any
 
 ROUNDS, COHORT = 20, 1000
 FEW, MANY = 10_000, 1_000_000
-RESULTS = Path(__file__).parent / "results"
+KILLED_AFTER = 7
+EXCHANGES = ((10_000, 500), (100_000, 500), (100_000, 50))
+"""(clients, givers)"""
+
+
+def smoke() -> None:
+    """Tiny sizes."""
+    globals().update(ROUNDS=4, COHORT=8, FEW=50, MANY=500, KILLED_AFTER=2, EXCHANGES=((60, 4),))
 
 
 def experiment(clients: int, **changes: Any) -> dict[str, Any]:
@@ -35,8 +42,8 @@ def experiment(clients: int, **changes: Any) -> dict[str, Any]:
         "model": {"name": "tiny_cnn", "width": 0.25},
         "training": {"rate": 0.05, "batch": 8, "steps": 1},
         "engine": {"device": "cpu", "name": "vectorised", "store": "disk"},
-        "evaluation": {"every": ROUNDS, "clients": 500},
-        "checkpoint": {"every": 5},
+        "evaluation": {"every": ROUNDS, "clients": min(500, clients)},
+        "checkpoint": {"every": max(1, ROUNDS // 4)},
         **changes,
     }
 
@@ -171,9 +178,9 @@ def killed(folder: Path, whole: str) -> dict[str, Any]:
     """The large one again, killed in the middle of a round and resumed: the same bits."""
     out = folder / "killed"
     run = Process(out, experiment(MANY))
-    while run.next()["round"] < 7:
+    while run.next()["round"] < KILLED_AFTER:
         pass
-    time.sleep(1.0)  # in the eighth round; the last checkpoint is of the fifth
+    time.sleep(1.0 if ROUNDS == 20 else 0.0)  # in the eighth round; the last checkpoint is of the fifth
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait()
     end = Process(out, {}, resume=True).rest()
@@ -184,11 +191,11 @@ def fedrbn(folder: Path, clients: int, givers: int) -> dict[str, Any]:
     """FedRBN, a fifth of the clients AT, cohort 500, PGD of three steps."""
     keys = experiment(
         clients,
-        rounds=10,
+        rounds=max(5, ROUNDS // 2),
         data={"adversarial": 0.2},
-        cohort={"clients": 500},
+        cohort={"clients": COHORT // 2},
         method={"name": "fedrbn", "givers": givers, "attack": {"name": "pgd", "steps": 3}},
-        evaluation={"every": 10, "clients": 200},
+        evaluation={"every": ROUNDS // 2, "clients": min(200, clients)},
     )
     *lines, end = Process(folder / f"fedrbn-{clients}-{givers}", keys).rest()
     later = lines[-5:]
@@ -205,22 +212,24 @@ def fedrbn(folder: Path, clients: int, givers: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", nargs="?", type=Path, default=Path("population.json"))
+    parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--child")
-    parser.add_argument("--date", default="2026-11-19")
     chosen = parser.parse_args()
     if chosen.child:
         exchange_cost()
         child(json.loads(chosen.child))
         return
-    path = RESULTS / f"population_cpu-2-cores_{chosen.date}.json"
+    if chosen.smoke:
+        smoke()
     found: dict[str, Any] = {"rounds": ROUNDS, "cohort": COHORT}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         found["fedbn"] = in_turn(folder)
         found["fedbn"]["killed_and_resumed"] = killed(folder, found["fedbn"][str(MANY)]["digest"])
-        found["fedrbn"] = [fedrbn(folder, clients, g) for clients, g in ((10_000, 500), (100_000, 500), (100_000, 50))]
-    path.write_text(json.dumps(found, indent=2) + "\n")
-    print(path.read_text())
+        found["fedrbn"] = [fedrbn(folder, clients, g) for clients, g in EXCHANGES]
+    chosen.out.write_text(json.dumps(found, indent=2) + "\n")
+    print(chosen.out.read_text())
 
 
 if __name__ == "__main__":
