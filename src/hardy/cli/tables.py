@@ -198,6 +198,21 @@ def threat_table(threats: dict[str, Any]) -> str:
     return "\n".join(["", "", *lines]) if lines else ""
 
 
+def certificate_table(found: dict[str, Any]) -> str:
+    """Certified accuracy at each radius, a line a certificate and radius."""
+    lines = []
+    for name, one in (found.get("certified_accuracy") or {}).items():
+        if one["abstained"] is None:
+            continue
+        sure = f"confidence {1 - one['alpha']:g} a row, {one['abstained']:.1%} abstained"
+        lines.append(f"certified by smoothing, {name} ({sure}; a radius is at most {one['largest_radius']:.2f})")
+        lines += [
+            f"  L2 radius {radius:<5}  {at['mean']:6.1%} mean{_error(at)}  {at['worst_client']:6.1%} worst client"
+            for radius, at in one["radii"].items()
+        ]
+    return "\n".join(["", "", *lines]) if lines else ""
+
+
 def metrics_table(found: dict[str, Any]) -> str:
     """The metrics of a summary or an evaluation, clean and under each threat; clients without a figure are named."""
     rows = {(name, ""): figures for name, figures in (found.get("metrics") or {}).items()}

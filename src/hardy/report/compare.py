@@ -164,6 +164,13 @@ def compare(folders: Sequence[Path]) -> Comparison:
         "mean %": ("standard_accuracy", "mean"),
         "worst client %": ("standard_accuracy", "worst_client"),
         **{f"{name} %": ("robust_accuracy", name, "mean") for name in threats},
+        **{
+            f"certified at L2 {radius}, {name} %": ("certified_accuracy", name, "radii", radius, "mean")
+            for row in rows
+            for run in row.runs
+            for name, found in (run.summary.get("certified_accuracy") or {}).items()
+            for radius in found["radii"]
+        },
     }
     columns = [
         *(Column(title=title, keys=keys, scale=100, digits=1, better=1) for title, keys in accuracies.items()),

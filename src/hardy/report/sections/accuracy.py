@@ -176,6 +176,31 @@ def robustness_section(run: StoredRun) -> str:
         )
         for setting in dict.fromkeys(axis for axis, _ in curves)
     ]
+    certified = found.get("certified_accuracy") or {}
+    drawings.append(
+        figure(
+            "Certified accuracy against the L2 radius",
+            lines(
+                [
+                    Series(label=name, points=[(r, share) for r, share in one["curve"] if share is not None])
+                    for name, one in certified.items()
+                ],
+                title="Certified accuracy against the L2 radius",
+                y=percent,
+                x_name="L2 radius",
+                x_step=0.0,
+            ),
+            "; ".join(
+                f"{escape(name)}: each row's certificate holds with confidence {1 - one['alpha']:g}, "
+                f"{shown(number(one, 'abstained'))} abstained"
+                for name, one in certified.items()
+            )
+            + ". The certificates are of the network smoothed with this noise, and hold against every change of an "
+            "image up to the radius.",
+        )
+        if certified
+        else ""
+    )
     flags = [
         f"<li><b>{name}</b> (client {client}): {message} {advice}"
         for flag in found.get("flags") or []
