@@ -26,6 +26,7 @@ from hardy.evaluation.smoothing import (
     row_radius,
 )
 from hardy.papers.fedbn import local
+from hardy.report.compare import compare
 from hardy.runs import evaluate as evaluating
 
 
@@ -165,7 +166,7 @@ def test_a_stopped_certification_goes_on_and_ends_the_same(tmp_path, monkeypatch
     (one,) = summary["certified_accuracy"].values()
     assert "curve" not in one and one["radii"].keys() == {"0", "0.1", "0.2"}
     assert "Certified accuracy" in (tmp_path / "run" / "report.html").read_text()
-    assert "certified at L2 0.1, sigma=0.1" in str(hardy.compare([tmp_path / "run"]))
+    assert "certified at L2 0.1, sigma=0.1" in str(compare([tmp_path / "run"]))
 
 
 def test_the_command_certifies_and_noise_in_training_helps(tmp_path, capsys):

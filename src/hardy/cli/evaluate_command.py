@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 DATA_PARTS = ("train", "validation", "test")
 _LEVELS = (0.0, 0.2, 0.5, 0.8, 1.0)
 """robustness in a table of settings, as in Split-Mix's Fig. 7"""
-_OF_RUNS = {
+_OF_RUNS: dict[str, Any] = {
     "attack_branch": None,
     "predict_branch": None,
     "part": "test",

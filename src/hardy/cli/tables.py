@@ -159,6 +159,7 @@ def summary_table(summary: dict[str, Any]) -> str:
         *accuracy["by_domain"].items(),
         ("mean of clients", accuracy["mean"]),
         ("worst client", accuracy["worst_client"]),
+        *((f"{domain} (held out)", share) for domain, share in accuracy.get("held_out", {}).items()),
     ]
     best = summary["best"]
     if best and best["round"] != summary["rounds"]:
@@ -192,6 +193,7 @@ def threat_table(threats: dict[str, Any]) -> str:
     width = max((len(name) for name in threats), default=0)
     lines = [
         f"{name:<{width}}  {found['mean']:6.1%} mean{_error(found)}  {found['worst_client']:6.1%} worst client"
+        + "".join(f"  {share:6.1%} {domain} (held out)" for domain, share in found.get("held_out", {}).items())
         for name, found in threats.items()
         if found["mean"] is not None
     ]

@@ -46,6 +46,8 @@ class Federation:
     clients: tuple[Client, ...]
     bounded: bool = True
     """whether inputs are in [0, 1], where attacks must stay"""
+    held_out: tuple[Client, ...] = ()
+    """domains that nobody trains on: their test rows, and training rows whose labels nobody looks at"""
 
     def __post_init__(self) -> None:
         for x, y, name in ((self.x_train, self.y_train, "training"), (self.x_test, self.y_test, "test")):

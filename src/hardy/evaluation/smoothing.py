@@ -148,7 +148,7 @@ def certified_figures(
         radii.append(torch.where(right, own, -1.0))
 
     def at(radius: float) -> list[float | None]:
-        return [float((own >= radius - 1e-12).double().mean()) if len(own) else None for own in radii]
+        return [float((own >= radius - 1e-9).double().mean()) if len(own) else None for own in radii]
 
     known = torch.cat(radii).clamp_min(0.0)
     steps = [smoothing.largest_radius * step / _CURVE for step in range(_CURVE + 1)]

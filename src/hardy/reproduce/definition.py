@@ -168,12 +168,12 @@ class ResultTable:
     @cached_property
     def known_rounds(self) -> int:
         """Rounds of the experiment, whose TOML alone is read."""
-        return int(_toml(self.folder / self.experiment).get("rounds", 20)) if self.experiment else 0
+        return int(read_toml(self.folder / self.experiment).get("rounds", 20)) if self.experiment else 0
 
     def row_rounds(self, row: str, *, quick: bool = False) -> int:
         """Rounds that a row is to be run for."""
         where = self.quick.experiment if quick and self.quick else ""
-        usual = int(_toml(self.folder / where).get("rounds", 20)) if where else self.known_rounds
+        usual = int(read_toml(self.folder / where).get("rounds", 20)) if where else self.known_rounds
         given = [word for word in self.overrides_of(row, quick=quick) if word.startswith("rounds=")]
         return int(given[-1].removeprefix("rounds=")) if given else usual
 
@@ -258,7 +258,8 @@ def split_column(column: str) -> tuple[str, str]:
     return measure, key or "mean"
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as it is."""
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -267,7 +268,7 @@ def _toml(path: Path) -> dict[str, Any]:
 
 def read_table(path: Path) -> ResultTable:
     """The table of a TOML file."""
-    table = _toml(path)
+    table = read_toml(path)
     rows = table.get("rows")
     if not isinstance(rows, dict) or not rows:
         raise HardyError(f"{path} has no rows, so it is no table. An experiment is run by `hardy run {path}`.")
@@ -298,7 +299,7 @@ def find_folder(given: Path | None = None) -> Path:
 def table_files(folder: Path, paper: str = "*") -> Iterator[Path]:
     """The TOML files that are tables: those with rows."""
     for path in sorted(folder.glob(f"{paper}/*.toml")):
-        if path.name != "paper.toml" and "rows" in _toml(path):
+        if path.name != "paper.toml" and "rows" in read_toml(path):
             yield path
 
 
@@ -359,7 +360,7 @@ class Paper:
 
 def read_paper(folder: Path) -> Paper:
     """What paper.toml says."""
-    made: Paper = construct(Paper, _toml(folder / "paper.toml"), str(folder / "paper.toml"))
+    made: Paper = construct(Paper, read_toml(folder / "paper.toml"), str(folder / "paper.toml"))
     for name, one in made.published.items():
         if bool(one.tables) == bool(one.why):
             raise HardyError(f"{folder / 'paper.toml'}: {name} needs tables, or why there are none.")

@@ -29,8 +29,12 @@ from hardy.report.run_page import write_report
 from hardy.runs import costs
 from hardy.runs.progress import Progress
 from hardy.runs.run import Run
+from hardy.runs.unseen import held_out_accuracy
 
-PUBLISHED = ("mean", "worst_client", "by_domain", "by_client", "round", "images", "standard_error", "better", "missing")
+PUBLISHED = (
+    *("mean", "worst_client", "by_domain", "by_client", "round", "images", "standard_error", "better", "missing"),
+    *("held_out", "held_out_error"),
+)
 """what summary.json holds of a figure"""
 _SHOWN = 12
 """images in a picture of an attack"""
@@ -106,10 +110,17 @@ def evaluate_run(
             record.put(threat, name, after, last=name == threat.attack.stages()[-1][0])
         progress.update(done, f"{threat.name} {name}")
     progress.close()
-    smoothings = [certify] if isinstance(certify, str | Smoothing) else certify
-    smoothings = [parse_smoothing(one) if isinstance(one, str) else one for one in smoothings]
+    asked = [certify] if isinstance(certify, str | Smoothing) else certify
+    smoothings = [parse_smoothing(one) if isinstance(one, str) else one for one in asked]
     for smoothing in smoothings:
         _certify(record, served, smoothing, seed, quiet=quiet)
+    if engine.data.held_out and part == "test" and not customised:
+        statistics = run.experiment.data.held_out_statistics
+        record.found["standard_accuracy"] |= held_out_accuracy(engine, run.state, branches, statistics)
+        for threat in chosen:
+            if "held_out" not in record.found["robust_accuracy"][threat.name]:
+                found = held_out_accuracy(engine, run.state, branches, statistics, threat)
+                record.found["robust_accuracy"][threat.name] |= found
     result = record.result(chosen, [smoothing.name for smoothing in smoothings])
     if run.folder is not None:
         with engine.arithmetic(training=False):

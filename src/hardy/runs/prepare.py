@@ -38,6 +38,7 @@ from hardy.parts.aggregators.trust import trusts_server
 from hardy.registry import find
 from hardy.runs.networks import OwnModel, model_builder
 from hardy.runs.run import Run, RunTotals
+from hardy.runs.unseen import refuse_held_out
 
 _LOG = logging.getLogger("hardy")
 
@@ -76,6 +77,13 @@ def prepare(
     else:
         data = replace(data, bounded=len(data.shape) == 3 or experiment.data.range is not None)
     plan = bind(experiment, data, method, model)
+    if experiment.data.held_out:
+        if network is not None or not data.held_out:
+            raise HardyError(
+                "data.held_out takes domains out of a data set on this machine; over a network, and with a federation "
+                "that is given, nobody holds their rows. Leave it out."
+            )
+        refuse_held_out(plan, experiment.data.held_out_statistics)
     _refuse_attacks(experiment, plan.method, data)
     device = experiment.engine.find_device()
     kind = PipelinedServer if device.type == "cuda" and network is None else Server
@@ -234,6 +242,7 @@ def federation(experiment: Experiment, dataset: Dataset | None = None, folder: P
         validation=choice.validation,
         test=choice.test,
         limit=choice.limit,
+        held_out=choice.held_out,
         seed=experiment.seed,
     )
     if choice.shift is not None:
