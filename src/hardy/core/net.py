@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from hardy.core.layers import Call, UseStatistics, passing
 from hardy.core.manner import fused_products, manner, reading_rounded, round_once
-from hardy.core.modes import call_model
+from hardy.core.modes import call_model, classifier
 from hardy.core.tensors import Tensors
 
 
@@ -15,9 +15,19 @@ class Net:
     """forward(x, branch, statistics) over the tensors of one slot. Passes in batch mode move `buffers`, the
     statistics, which the step reads off afterwards; the tensors given are never written to."""
 
-    def __init__(self, model: nn.Module, trained: Tensors, buffers: Tensors, rounded: Tensors | None = None) -> None:
-        """`rounded` are copies of weights as products read them, where somebody has them already."""
-        self.model, self.buffers = model, buffers
+    def __init__(
+        self,
+        model: nn.Module,
+        trained: Tensors,
+        buffers: Tensors,
+        rounded: Tensors | None = None,
+        *,
+        received: Tensors | None = None,
+        offset: Tensor | None = None,
+    ) -> None:
+        """`rounded` are copies of weights as products read them, where somebody has them already; `received` the shared
+        tensors that the client was sent; `offset` is added to the logits."""
+        self.model, self.buffers, self.received, self.offset = model, buffers, received or {}, offset
         self._set(trained, rounded)
 
     @property
@@ -30,7 +40,24 @@ class Net:
 
     def at(self, trained: Tensors) -> "Net":
         """The same network on tensors of the same values, to which gradients are taken."""
-        return Net(self.model, trained, self.buffers, self._rounded)
+        return Net(self.model, trained, self.buffers, self._rounded, received=self.received, offset=self.offset)
+
+    def on(self, trained: Tensors, buffers: Tensors, received: Tensors | None = None) -> "Net":
+        """The same network on other tensors."""
+        received = self.received if received is None else received
+        return Net(self.model, trained, buffers, received=received, offset=self.offset)
+
+    def plus(self, offset: Tensor) -> "Net":
+        """The same network with this added to its logits."""
+        offset = offset if self.offset is None else self.offset + offset
+        return Net(self.model, self.trained, self.buffers, self._rounded, received=self.received, offset=offset)
+
+    def sent(self) -> "Net":
+        """The network as the client was sent it; what it was not sent is its own."""
+        trained, buffers = (
+            {n: self.received.get(n, t) for n, t in own.items()} for own in (self.trained, self.buffers)
+        )
+        return self.on(trained, buffers)
 
     def _set(self, trained: Tensors, rounded: Tensors | None) -> None:
         self._trained, self._read, self._rounded = trained, _prepared(self.model, trained), rounded or {}
@@ -59,7 +86,20 @@ class Net:
         if any(call.statistics == "batch" for call in calls):
             self.buffers = {name: state[name] for name in self.buffers}
         logits = logits.to(images[0].dtype)
+        if self.offset is not None:
+            logits = logits + self.offset
         return [logits] if len(calls) == 1 else list(logits.chunk(len(calls)))
+
+    def features(self, x: Tensor, *, branch: str = "clean", key: Tensor | None = None) -> Tensor:
+        """The representation before the classifier, [N, F], by running statistics: what the last linear layer or
+        convolution is given."""
+        given: list[Tensor] = []
+        hook = classifier(self.model).register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
+        try:
+            self(x, branch=branch, key=key)
+        finally:
+            hook.remove()
+        return given[-1].flatten(1)
 
 
 def _prepared(model: nn.Module, trained: Tensors) -> Tensors:
