@@ -78,7 +78,7 @@ def compute_gradients(
 ) -> StepResult:
     """The gradients of one batch, and what the links of the optimiser make of them."""
     sent = {copy: received[name] for copy, name in plan.sent.items()}
-    net = Net(plan.model, state.trained, {**state.buffers, **sent}, state.rounded, received=received)
+    net = Net(plan.model, state.trained, {**state.buffers, **sent}, state.rounded)
     with forcing("running" if frozen else None):
         found = objective.gradient(objective, net, state.private, batch, key, received)
     gradient, own = found.gradient, state.optimiser

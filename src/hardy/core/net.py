@@ -1,6 +1,7 @@
 """A model applied to one slot's tensors, or to those of several bases."""
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor, nn
@@ -15,19 +16,14 @@ class Net:
     """forward(x, branch, statistics) over the tensors of one slot. Passes in batch mode move `buffers`, the
     statistics, which the step reads off afterwards; the tensors given are never written to."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        trained: Tensors,
-        buffers: Tensors,
-        rounded: Tensors | None = None,
-        *,
-        received: Tensors | None = None,
-        offset: Tensor | None = None,
-    ) -> None:
-        """`rounded` are copies of weights as products read them, where somebody has them already; `received` the shared
-        tensors that the client was sent; `offset` is added to the logits."""
-        self.model, self.buffers, self.received, self.offset = model, buffers, received or {}, offset
+    received: Tensors
+    """the shared tensors that the client was sent, where somebody has said so"""
+    offset: Tensor | None = None
+    """what is added to the logits"""
+
+    def __init__(self, model: nn.Module, trained: Tensors, buffers: Tensors, rounded: Tensors | None = None) -> None:
+        """`rounded` are copies of weights as products read them, where somebody has them already."""
+        self.model, self.buffers, self.received = model, buffers, {}
         self._set(trained, rounded)
 
     @property
@@ -40,24 +36,32 @@ class Net:
 
     def at(self, trained: Tensors) -> "Net":
         """The same network on tensors of the same values, to which gradients are taken."""
-        return Net(self.model, trained, self.buffers, self._rounded, received=self.received, offset=self.offset)
+        made = copy(self)
+        made._set(trained, self._rounded)
+        return made
 
-    def on(self, trained: Tensors, buffers: Tensors, received: Tensors | None = None) -> "Net":
+    def on(self, trained: Tensors, buffers: Tensors) -> "Net":
         """The same network on other tensors."""
-        received = self.received if received is None else received
-        return Net(self.model, trained, buffers, received=received, offset=self.offset)
+        made = copy(self)
+        made.buffers = buffers
+        made._set(trained, None)
+        return made
 
     def plus(self, offset: Tensor) -> "Net":
         """The same network with this added to its logits."""
-        offset = offset if self.offset is None else self.offset + offset
-        return Net(self.model, self.trained, self.buffers, self._rounded, received=self.received, offset=offset)
+        made = copy(self)
+        made.offset = offset if self.offset is None else self.offset + offset
+        return made
+
+    def knowing(self, received: Tensors) -> "Net":
+        """The same network that knows what the client was sent."""
+        made = copy(self)
+        made.received = received
+        return made
 
     def sent(self) -> "Net":
         """The network as the client was sent it; what it was not sent is its own."""
-        trained, buffers = (
-            {n: self.received.get(n, t) for n, t in own.items()} for own in (self.trained, self.buffers)
-        )
-        return self.on(trained, buffers)
+        return self.on(*({n: self.received.get(n, t) for n, t in own.items()} for own in (self.trained, self.buffers)))
 
     def _set(self, trained: Tensors, rounded: Tensors | None) -> None:
         self._trained, self._read, self._rounded = trained, _prepared(self.model, trained), rounded or {}

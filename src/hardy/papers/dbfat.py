@@ -22,7 +22,8 @@ from hardy.attacks.base import Attack
 from hardy.attacks.gradient import pgd
 from hardy.core.method import Method
 from hardy.core.net import Net
-from hardy.core.protocols import Batch, Norm, Optimiser
+from hardy.core.protocols import Batch, Norm, Objective, Optimiser, StepResult
+from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.papers.fat import where_affordable
 from hardy.papers.fedavg import fedavg
@@ -49,6 +50,11 @@ class BoundaryAware(Reweighted):
                 f"boundary_aware takes a spread (a) in [0, 1) and a strength (β) of 0 or more; it got {self.spread} "
                 f"and {self.strength}."
             )
+
+    def gradient(
+        self, outer: Objective, net: Net, private: Tensors, batch: Batch, key: Tensor, received: Tensors
+    ) -> StepResult:
+        return self.inner.gradient(outer, net.knowing(received), private, batch, key, received)
 
     def weigh(self, withstood: Tensor, steps: int) -> Tensor:
         return 1 - self.spread * withstood / steps

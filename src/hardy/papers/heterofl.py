@@ -144,7 +144,8 @@ class _Slimmed(Wrapper):
         for number, width in enumerate(reversed(self.trained)):
             corner = self.corners.corner(width)
             received = {name: value for name, value in net.received.items() if name in corner}
-            narrow = net.on(*(cut_tensors(values, corner) for values in (net.trained, net.buffers, received)))
+            narrow = net.on(cut_tensors(net.trained, corner), cut_tensors(net.buffers, corner))
+            narrow = narrow.knowing(cut_tensors(received, corner))
             losses.append(self.inner.loss(narrow, private, batch, random.fold(key, number) if number else key))
             net.buffers = {name: _paste(narrow.buffers[name], whole) for name, whole in net.buffers.items()}
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()

@@ -88,7 +88,7 @@ class Contrastive(Wrapper):
             {n: private.get(f"previous.{n}", t) for n, t in own.items()} for own in (net.trained, net.buffers)
         )
         with torch.no_grad():
-            near = net.sent().features(batch.x, branch=self.branch)
+            near = net.knowing(received).sent().features(batch.x, branch=self.branch)
             far = net.on(trained, buffers).features(batch.x, branch=self.branch)
         weight = self.strength * (private[_ROUNDS] > 0)
 

@@ -160,7 +160,7 @@ class Distilled(Wrapper):
         self, outer: Objective, net: Net, private: Tensors, batch: Batch, key: Tensor, received: Tensors
     ) -> StepResult:
         with torch.no_grad():
-            taught = F.log_softmax(net.sent()(batch.x, branch=self.branch) / self.temperature, -1)
+            taught = F.log_softmax(net.knowing(received).sent()(batch.x, branch=self.branch) / self.temperature, -1)
 
         def apart(trained: Tensors) -> Tensor:
             own = net.at(trained)(batch.x, branch=self.branch, key=random.fold(key, "distillation"))
