@@ -124,7 +124,7 @@ def _tune(options: Any, folder: Path, names: Sequence[str], overrides: Sequence[
     from hardy.reproduce.records import Record
     from hardy.reproduce.row_jobs import run_jobs
     from hardy.reproduce.row_runs import plan_rows
-    from hardy.reproduce.tuning import choose, row_settings, write_choice
+    from hardy.reproduce.row_tuning import choose, row_settings, write_choice
 
     if overrides or options.seeds > 1:
         raise HardyError(
