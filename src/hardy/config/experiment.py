@@ -57,6 +57,11 @@ class DataChoice:
     """test rows: cut among a domain's clients, all rows for each, or matched to a client's classes"""
     limit: int | None = None
     """training rows a domain"""
+    held_out: tuple[str, ...] = ()
+    """domains without clients, such as ["svhn"]: accuracy and robustness there are those of a new client's network"""
+    held_out_statistics: Literal["average", "images"] = "average"
+    """norm statistics of that network: the clients' average, or measured on the domain's training images, whose labels
+    nobody sees"""
     shift: str | Table | None = None
     """how the clients' devices differ: each takes its training and validation rows in its own way"""
     shift_test: bool = False
@@ -73,6 +78,8 @@ class DataChoice:
     def __post_init__(self) -> None:
         if self.clients > MOST_CLIENTS:
             raise HardyError(f"data.clients is {self.clients}; it must be at most {MOST_CLIENTS:,}.")
+        if self.held_out_statistics != "average" and not self.held_out:
+            raise HardyError("data.held_out_statistics has no effect without data.held_out. Leave it out.")
         if self.shift_test and self.shift is None:
             raise HardyError("data.shift_test is true, but there is no data.shift, so it has no effect. Leave it out.")
 

@@ -108,6 +108,8 @@ class Federation:
     clients: Sequence[Client]
     bounded: bool = True
     """whether inputs are in [0, 1], where attacks must stay"""
+    held_out: tuple[Client, ...] = ()
+    """domains that nobody trains on: their test rows, and training rows whose labels nobody looks at"""
     sample: tuple[int, ...] | None = None
     """numbers of the clients that are measured and listed, where these are not all"""
 

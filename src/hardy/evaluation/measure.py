@@ -54,7 +54,7 @@ class ServedClients:
         self.robustness = branches.robustness
         self.images = "test" if part in ("test", "triggered") else "train"
         data = engine.data
-        own = measured_rows(engine, state)
+        own = client_tensors(engine, state)
         shared = engine.plan.aggregator.served(state.shared, state.memory)
         self.served = serving.serve(
             engine.plan, shared, own, width=width, order=order, images=partial(_everybodys_images, engine)
@@ -209,7 +209,7 @@ class ServedClients:
         return [measured(metric, logits, y) for logits, y in zip(answers, self.labels, strict=True)]
 
 
-def measured_rows(engine: Engine, state: ServerState) -> Tensors:
+def client_tensors(engine: Engine, state: ServerState) -> Tensors:
     """The measured clients' own tensors, [C, B, ...]."""
     data, bases = engine.data, engine.plan.method.budget.bases
     if data.sample is None:

@@ -28,7 +28,7 @@ from hardy.core.store import ClientStore, MemoryStore, as_store
 from hardy.core.tensors import Tensors, apply
 from hardy.errors import HardyError, printable
 
-SavedTensors = tuple[dict[str, Any], Tensors]
+Contents = tuple[dict[str, Any], Tensors]
 """record and tensors of a checkpoint"""
 CLIENT_ROWS = "clients"
 """the folder of a run that holds clients' tensors where they lie on disk"""
@@ -113,7 +113,7 @@ def _groups(flat: Tensors) -> dict[str, Tensors]:
     return groups
 
 
-def _stores(run: Path, found: SavedTensors) -> tuple[ClientStore, ClientStore]:
+def _stores(run: Path, found: Contents) -> tuple[ClientStore, ClientStore]:
     """The reported and the private tensors of a checkpoint of a run folder."""
     record, flat = found
     beyond, groups = record.get("clients", {}), _groups(flat)
@@ -126,7 +126,7 @@ def _stores(run: Path, found: SavedTensors) -> tuple[ClientStore, ClientStore]:
     return made("reported"), made("private")
 
 
-def _complete(path: Path, found: SavedTensors) -> None:
+def _complete(path: Path, found: Contents) -> None:
     """An error if rows of clients that a checkpoint names are not whole."""
     _stores(path.parent.parent, found)
 
@@ -189,10 +189,10 @@ def save_tensors(
 
 def load_tensors(
     folder: Path,
-    complete: Callable[[Path, SavedTensors], None] | None = None,
+    complete: Callable[[Path, Contents], None] | None = None,
     *,
     fits: Callable[[int], bool] = lambda _: True,
-) -> tuple[SavedTensors | None, list[str]]:
+) -> tuple[Contents | None, list[str]]:
     """The newest that is whole among those whose round `fits`: record and tensors, and a remark about each that is
     not. `complete` raises an error where something else is missing."""
     remarks: list[str] = []

@@ -35,6 +35,7 @@ from hardy.runs.evaluate import (
 from hardy.runs.interrupts import Stopped, StopRequest, deferred_interrupt
 from hardy.runs.progress import Progress
 from hardy.runs.run import Run, RunTotals
+from hardy.runs.unseen import held_out_accuracy
 
 _HOPELESS = 10
 """rounds in a row in which every reply was refused"""
@@ -200,6 +201,10 @@ def _evaluate(run: Run, line: dict[str, Any]) -> bool:
     if run.local is None:
         for known in (value for question, value in found.items() if question.part == "validation"):
             known["median"] = _median(known)
+    if run.local is not None:
+        found[places["standard"]] |= held_out_accuracy(
+            run.local, run.state, run.branches, experiment.data.held_out_statistics
+        )
     for place, question in places.items():
         line[f"{place}_accuracy"] = found[question]
         if choice.metrics:
@@ -289,6 +294,9 @@ def _measure_finished(run: Run, saving: _Saving | None, *, quiet: bool) -> None:
         backdoor = _backdoor_questions(run)
         found = _measured(run, [Question("test", "", m) for m in (None, *choice.metrics)] + backdoor)
         run.figures.latest = found[Question("test")]
+        if run.local is not None:
+            statistics = run.experiment.data.held_out_statistics
+            run.figures.latest |= held_out_accuracy(run.local, run.state, run.branches, statistics)
         run.figures.metrics = {m.name: found[Question("test", "", m)] for m in choice.metrics}
         for question in backdoor:
             run.figures.metrics["backdoor_success"] = success_figures(found[question])

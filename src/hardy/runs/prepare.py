@@ -44,6 +44,7 @@ from hardy.registry import find
 from hardy.runs.costs import image_macs
 from hardy.runs.networks import OwnModel, model_builder
 from hardy.runs.run import Run, RunTotals
+from hardy.runs.unseen import refuse_held_out
 
 _LOG = logging.getLogger("hardy")
 
@@ -78,6 +79,13 @@ def prepare(
     else:
         data = replace(data, bounded=len(data.shape) == 3 or experiment.data.range is not None)
     plan = bind(experiment, data, method, model)
+    if experiment.data.held_out:
+        if network is not None or not data.held_out:
+            raise HardyError(
+                "data.held_out takes domains out of a data set on this machine; over a network, and with a federation "
+                "that is given, nobody holds their rows. Leave it out."
+            )
+        refuse_held_out(plan, experiment.data.held_out_statistics)
     _refuse_attacks(experiment, plan.method, data)
     device = experiment.engine.find_device()
     counted: dict[Objective, int] = {}
@@ -172,7 +180,7 @@ def _slot_macs(
     client = data.clients[slot.client]
     objective = plan.objective(client, round_number)
     if objective not in counted:
-        counted[objective] = image_macs(plan, objective, data.shape, experiment.data.augmentation)
+        counted[objective] = image_macs(plan, objective, data.shape, len(data.classes), experiment.data.augmentation)
     return counted[objective] * experiment.training.examples(len(client.train), round_number)
 
 
@@ -325,6 +333,7 @@ def federation(experiment: Experiment, dataset: Dataset | None = None, folder: P
         validation=choice.validation,
         test=choice.test,
         limit=choice.limit,
+        held_out=choice.held_out,
         seed=experiment.seed,
     )
     if choice.shift is not None:
