@@ -63,7 +63,7 @@ def _network(engine: Engine, state: ServerState, statistics: Estimate, rows: Any
         plan.aggregator.served(state.shared, state.memory),
         {**state.reported, **engine.store},
         statistics,
-        reported=state.reported,
+        reported=dict(state.reported),
         images=engine.device_data.images("train", some) if statistics == "images" else None,
     )
 
