@@ -48,7 +48,7 @@ def federate(
 
     domains, dealt_out = _without(dataset, held_out)
     dataset = replace(dataset, domains=domains)
-    x_train = _images(d.x_train[:limit] for d in domains)
+    x_train = joined_inputs(d.x_train[:limit] for d in domains)
     y_train = np.concatenate([d.y_train[:limit] for d in domains])
     y_test = np.concatenate([d.y_test for d in domains])
     home_train = np.repeat(np.arange(len(domains)), [len(d.y_train[:limit]) for d in domains])
@@ -83,7 +83,7 @@ def federate(
         classes=dataset.classes,
         x_train=x_train,
         y_train=y_train,
-        x_test=_images(d.x_test for d in domains),
+        x_test=joined_inputs(d.x_test for d in domains),
         y_test=y_test,
         clients=tuple(made),
         bounded=dataset.bounded,
@@ -350,7 +350,7 @@ def _owners(dataset: Dataset, limit: int | None) -> tuple[Labels, Labels]:
     return train, test
 
 
-def _images(domains: Iterable[Pixels]) -> Pixels:
+def joined_inputs(domains: Iterable[Pixels]) -> Pixels:
     """Of all domains, channels first."""
     x: NDArray[Any] = np.concatenate(list(domains))
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if x.ndim == 4 else x
@@ -363,6 +363,7 @@ __all__ = [
     "federate",
     "gamma_similarity",
     "iid",
+    "joined_inputs",
     "natural",
     "power_law",
     "quantity_skew",

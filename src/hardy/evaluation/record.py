@@ -75,7 +75,7 @@ class EvaluationRecord:
     def _figures(self, answers: Sequence[Tensor], metric: Metric | None = None) -> dict[str, Any]:
         """Accuracies, or a metric, with the round and the number of images they are of."""
         values = self.served.figure_of(metric, answers)
-        return figures(values, self.clients, self.images, self.round, metric)
+        return figures(values, self.clients, self.images, self.round, metric, data=self.served.engine.data)
 
     def _metrics(self, answers: Sequence[Tensor]) -> dict[str, Any]:
         return {one.name: {**self._figures(answers, one), "metric": _describe_metric(one)} for one in self.metrics}

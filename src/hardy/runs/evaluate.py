@@ -34,6 +34,7 @@ from hardy.runs.unseen import held_out_accuracy
 PUBLISHED = (
     *("mean", "worst_client", "by_domain", "by_client", "round", "images", "standard_error", "better", "missing"),
     *("held_out", "held_out_error"),
+    *("measured", "clients", "quantiles"),
 )
 """what summary.json holds of a figure"""
 _SHOWN = 12
@@ -91,7 +92,7 @@ def evaluate_run(
     record = EvaluationRecord(
         path,
         served,
-        engine.data.clients,
+        engine.data.profiles,
         round_number=run.state.round,
         seed=seed,
         settings=settings,
@@ -228,7 +229,7 @@ def _flags(run: Run, served: ServedClients) -> list[dict[str, Any]]:
     if len(run.engine.data.shape) == 1:
         return []
     first: dict[str, int] = {}
-    for number, profile in enumerate(run.engine.data.clients):
+    for number, profile in enumerate(run.engine.data.profiles):
         if len(served.rows[number]):
             first.setdefault(profile.domain, number)
     clients = list(first.values())[:1] if served.served.alike else list(first.values())
@@ -285,7 +286,7 @@ def _first(threat: Threat) -> Attack:
 def _represent(run: Run, served: ServedClients, threat: Threat) -> list[dict[str, Any]]:
     """Images of some classes and the same attacked, as the last layer of a client of each domain sees them."""
     found = []
-    last = {c.domain: number for number, c in enumerate(run.engine.data.clients) if len(served.rows[number])}
+    last = {c.domain: number for number, c in enumerate(run.engine.data.profiles) if len(served.rows[number])}
     for domain, client in last.items():  # the first ones are those that can afford adversarial training
         forward, x, y = _network(served, client, _ASKED)
         x, y = x[y < _CLASSES], y[y < _CLASSES]

@@ -163,6 +163,7 @@ def _round(run: Run, saving: _Saving | None) -> dict[str, Any]:
     best = _evaluate(run, line)
     line |= run.engine.account(line)
     run.figures.add(line)
+    _note_target(run)
     run.last_line = line
     if run.rows is not None:
         run.rows.append(flat_row(line))
@@ -218,6 +219,15 @@ def _evaluate(run: Run, line: dict[str, Any]) -> bool:
     return _note_best(run, line)
 
 
+def _note_target(run: Run) -> None:
+    """When the clock's target was reached."""
+    clock, figures = run.server.clock, run.figures
+    if clock is None or clock.choice.target is None or figures.reached or figures.latest is None:
+        return
+    if figures.latest["round"] == run.state.round and (figures.latest["mean"] or 0.0) >= clock.choice.target:
+        figures.reached = {"round": run.state.round, "seconds": figures.clock_seconds}
+
+
 def _backdoor_questions(run: Run) -> list[Question]:
     """What is asked where hostile clients plant a backdoor."""
     attack = run.experiment.faults.byzantine
@@ -262,9 +272,15 @@ def _note_best(run: Run, line: dict[str, Any]) -> bool:
 def _measured(run: Run, asked: Sequence[Question]) -> dict[Question, dict[str, Any]]:
     """The figures that whoever measures the clients gives."""
     found = run.measures.measure(run.state, asked, run.branches)
-    clients, done = run.engine.data.clients, run.state.round
+    data, done = run.engine.data, run.state.round
+    if run.folder is not None:
+        folders.write_tables(run.folder, data, done, {str(q): v for q, v in zip(asked, found, strict=True)})
+
+    def images(question: Question) -> list[int]:
+        return [len(getattr(client, question.part)) for client in data.profiles]
+
     return {
-        question: figures(values, clients, [len(getattr(c, question.part)) for c in clients], done, question.metric)
+        question: figures(values, data.profiles, images(question), done, question.metric, data=data)
         for question, values in zip(asked, found, strict=True)
     }
 
