@@ -228,6 +228,13 @@ def test_clocks_that_differ_are_refused(place, monkeypatch):
             check_connection(end, end.upstream)
 
 
+def test_an_answer_that_takes_its_time_is_no_wrong_clock():
+    """On a busy machine it may take more than the seconds by which clocks may differ."""
+    assert proxies.clock_difference(100.0, sent=80.0, came=120.0) == 0
+    assert proxies.clock_difference(100.0, sent=110.0, came=130.0) == 10
+    assert proxies.clock_difference(100.0, sent=70.0, came=90.0) == -10
+
+
 def test_flower_itself_listens_on_loopback_and_answers_one_account(place):
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.2", place.control), 5)  # any address but 127.0.0.1
