@@ -62,13 +62,16 @@ def serve(path: str) -> None:
         while True:
             with suppress(OSError, ValueError), door.accept()[0] as line:
                 line.settimeout(10)
-                _, (output, *_more), _, _ = socket.recv_fds(line, 1, 1)
-                arguments, environment = json.loads(_all(line))
-                if os.fork() == 0:
-                    door.close()
-                    _become(arguments, environment, output)
-                os.close(output)
-                line.sendall(b"\1")
+                output = socket.recv_fds(line, 1, 1)[1]
+                try:
+                    (place,), (arguments, environment) = output, json.loads(_all(line))
+                    if os.fork() == 0:
+                        door.close()
+                        _become(arguments, environment, place)
+                    line.sendall(b"\1")
+                finally:
+                    for handle in output:
+                        os.close(handle)
 
 
 def _all(line: socket.socket) -> bytes:
