@@ -80,7 +80,30 @@ def test_an_app_has_its_own_words_environment_and_output(nursery, tmp_path):
         said.append(json.loads(first))
     assert [one[:2] for one in said] == [[["flwr-clientapp", "--token", str(n)], f"node-{n}"] for n in range(2)]
     assert all(parent == nursery.process.pid for *_, parent in said) and said[0][2] != said[1][2]
-    until(lambda: not any(os.path.exists(f"/proc/{one[2]}") for one in said))  # noqa: PTH110 - nobody is left behind
+    with (tmp_path / "last").open("wb") as log:
+        order(nursery, [], {}, log.fileno())  # which buries the dead
+    assert not any(os.path.exists(f"/proc/{one[2]}") for one in said)  # noqa: PTH110
+
+
+def test_no_more_apps_run_at_once_than_may(tmp_path, monkeypatch):
+    slow = APP.replace("sys.exit(3)", "import time; time.sleep(1)").replace(
+        "nursery._load", "nursery.AT_ONCE = 2; nursery._load"
+    )
+    monkeypatch.setattr(
+        "hardy.flower.nursery.start_process",
+        lambda command, environment, log=None: subprocess.Popen(
+            [sys.executable, "-c", slow, command[-1]], env=dict(environment), start_new_session=True
+        ),
+    )
+    made, began = Nursery(dict(os.environ)), None
+    try:
+        with (tmp_path / "log").open("wb") as log:
+            for _ in range(5):
+                order(made, [], {}, log.fileno())
+                began = began or time.monotonic()
+        assert time.monotonic() - began >= 1.9  # the third and the fifth waited for another's end
+    finally:
+        made.stop()
 
 
 def test_a_bad_order_harms_nobody(nursery, tmp_path):
