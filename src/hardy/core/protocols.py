@@ -18,6 +18,7 @@ from hardy.core.layers import Statistics
 from hardy.core.messages import Slot, Updates
 from hardy.core.net import Net
 from hardy.core.partition import Placement, Role, Tag
+from hardy.core.ranks import Ranks
 from hardy.core.tensors import ImageShape, Tensors
 from hardy.core.training import Training
 from hardy.errors import HardyError
@@ -451,6 +452,11 @@ class Aggregator(Part):
     def fold(self, folded: Any, updates: Updates, context: RoundContext) -> Any:
         """Takes in more updates; `folded` is None at first."""
         return [*(folded or []), updates]
+
+    def merge(self, folded: Any, ranks: Ranks) -> Any:
+        """What all ranks have folded, where each has folded the updates of its own clients. This one gathers the updates;
+        a rule with a fold of its own overrides it: a running sum is `ranks.total(folded)`."""
+        return [updates for part in ranks.gather(folded or []) for updates in part] or None
 
     def finish(self, folded: Any, context: RoundContext, memory: Tensors) -> tuple[Tensors, Tensors]:
         """The next shared tensors and memory. A base keeps its value if the rule does not tolerate its updates."""
