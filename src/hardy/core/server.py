@@ -23,6 +23,7 @@ from hardy.core.protocols import RoundContext, Setting, walk
 from hardy.core.ranks import ALONE, Ranks
 from hardy.core.replies import TakenReplies, Tally
 from hardy.core.state import ServerState
+from hardy.core.store import MakeStore, MemoryStore, as_store
 from hardy.core.tensors import Tensors
 from hardy.core.training import Training
 from hardy.errors import HardyError
@@ -210,11 +211,11 @@ class Server:
         size = self.cohort.size(len(self._examples))
         return Setting(clients=self.clients, training=self.training, cohort=size, sampling=self.cohort.sampling)
 
-    def start(self) -> ServerState:
-        """The state before the first round."""
+    def start(self, make: MakeStore = MemoryStore.filled) -> ServerState:
+        """The state before the first round; `make` makes what holds the clients' reported tensors."""
         bases = self.plan.method.budget.bases
         shared = self.plan.first(Placement.SHARED, bases)
-        reported = self.plan.first(Placement.REPORTED, len(self.clients), bases)
+        reported = make(self.plan.first(Placement.REPORTED, bases), len(self.clients))
         memory = self.plan.aggregator.memory(self.context(shared))
         return ServerState(round=0, shared=shared, reported=reported, memory=memory)
 
@@ -326,8 +327,9 @@ class Server:
 
     def _next(self, state: ServerState, taken: TakenReplies) -> ServerState:
         shared, memory = self.plan.aggregator.finish(taken.folded, taken.context, state.memory)
-        reported = self.plan.method.norm.exchange(taken.write(state.reported), self.plan.tags, self.clients)
-        return ServerState(round=state.round + 1, shared=shared, reported=reported, memory=memory)
+        written = taken.write(state.reported)
+        reported = self.plan.method.norm.exchange(dict(written), self.plan.tags, self.clients)
+        return ServerState(round=state.round + 1, shared=shared, reported=as_store(reported), memory=memory)
 
     def _end(
         self, state: ServerState, after: ServerState, asked: Asked, lost: dict[int, str], tally: Tally, gate: Gate
@@ -361,7 +363,7 @@ class Server:
 
     def _traffic(self, work: Work) -> Callable[[Slot], int]:
         """Slot -> bytes of the tensors it is sent, and sends back."""
-        sent = tensors.gather(work.shared, 0) | (tensors.gather(work.reported, 0, 0) if work.reported else {})
+        sent = tensors.gather(work.shared, 0) | work.reported.like
         submodels = self.plan.submodels
 
         @cache
@@ -440,6 +442,6 @@ def on_time(updates: Updates, lost: dict[int, str]) -> Updates:
 
 def _is_finite(state: ServerState) -> bool:
     """Whether every number is, and its square too, as sums and distances of the next round must be."""
-    held = (*state.shared.values(), *state.reported.values(), *state.memory.values())
+    held = (*state.shared.values(), *state.reported.changed(), *state.memory.values())
     found = [torch.linalg.vector_norm(t).isfinite() for t in held if t.is_floating_point()]
     return not found or bool(torch.stack(found).all())

@@ -23,7 +23,7 @@ class Sequential(Engine):
         for slot in work.slots:
             objective = self.plan.objective(self.data.clients[slot.client], work.round)
             received = tensors.gather(work.shared, slot.base)
-            own = tensors.gather({**work.reported, **self.store}, slot.client, slot.base)
+            own = tensors.gather({**work.reported.read([slot]), **self.store.read([slot])}, 0)
             first = init_client(self.plan, received, own)
             state, losses = fresh_copies(first), []
             batches = self.batches(work.round, slot.client)

@@ -196,8 +196,9 @@ class Vectorised(Engine):
         """What a lane's slots send, and what they keep."""
         objective, slots = task.objective, task.slots
         one_base = len({slot.base for slot in slots}) == 1
-        received = tensors.gather(work.shared, slots[0].base if one_base else self.where(slots)[1])
-        own = self.own({**work.reported, **self.store}, slots)
+        bases = slots[0].base if one_base else tensors.send([slot.base for slot in slots], self.device)
+        received = tensors.gather(work.shared, bases)
+        own = {**work.reported.read(slots), **self.store.read(slots)}
         rate = tensors.send(torch.tensor(work.rate, dtype=self.dtype), self.device)
         # one base for all slots: one copy of it is enough
         each = tensors.apply(lambda t: t.expand(len(slots), *t.shape), received) if one_base else received

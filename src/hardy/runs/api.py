@@ -293,12 +293,15 @@ def _same_name(folder: Path, key: str, saved: config.Table | str, given: Any) ->
 
 def _refuse_other_tensors(folder: Path, run: Run, checkpoint: Checkpoint, *, private: bool) -> None:
     """A checkpoint of another method, model or version has other tensors; to go on with it would mean nothing."""
-    groups = [(run.state.shared, checkpoint.server.shared), (run.state.reported, checkpoint.server.reported)]
-    groups += [(run.state.memory, checkpoint.server.memory)]
+    groups = [
+        (shapes(run.state.shared), shapes(checkpoint.server.shared)),
+        (run.state.reported.shapes, checkpoint.server.reported.shapes),
+        (shapes(run.state.memory), shapes(checkpoint.server.memory)),
+    ]
     if private and run.local is not None:
-        groups.append((run.engine.store, checkpoint.store))
+        groups.append((run.engine.store.shapes, checkpoint.store.shapes))
     for expected, found in groups:
-        other = shapes(expected).items() ^ shapes(found).items()
+        other = expected.items() ^ found.items()
         if other:
             raise HardyError(
                 f"the checkpoint of {folder} does not fit method {run.engine.plan.method.name!r}: {min(other)[0]} is "

@@ -19,6 +19,7 @@ from safetensors.torch import load, save
 from hardy.core.files import disk, make_folder, remove_folder, sync_folder, write_synced
 from hardy.core.json_files import read_sealed, sealed
 from hardy.core.state import ServerState
+from hardy.core.store import ClientStore, MemoryStore, as_store
 from hardy.core.tensors import Tensors, apply
 from hardy.errors import HardyError, printable
 
@@ -31,23 +32,27 @@ class Checkpoint:
     """A saved moment: the server's state, the clients' private tensors, the run's totals, and of which experiment."""
 
     server: ServerState
-    store: Tensors
+    store: ClientStore
     figures: dict[str, Any]
     experiment: dict[str, Any] = field(default_factory=dict)
     """every key of the experiment"""
     digests: dict[str, str] = field(default_factory=dict)
     """SHA-256 of metrics.jsonl up to this round, and of clients.json"""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "store", as_store(self.store))
+
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> None:
     """Writes a new checkpoint beside the old ones, then removes all but the newest `keep`."""
     server = checkpoint.server
+    reported, private = server.reported.saved(), checkpoint.store.saved()
     groups = {
         "shared": server.shared,
-        "reported": server.reported,
+        "reported": reported[0],
         "memory": server.memory,
         "lengths": server.lengths,
-        "private": checkpoint.store,
+        "private": private[0],
     }
     flat = {f"{group}/{n}": t for group, values in groups.items() for n, t in values.items()}
     record = {
@@ -70,11 +75,18 @@ def load_checkpoint(folder: Path, device: torch.device | None = None) -> tuple[C
     for key, value in flat.items():
         group, _, name = key.partition("/")
         groups[group][name] = value
-    private, lengths = groups.pop("private"), groups.pop("lengths")
-    server = {group: apply(lambda t: t.to(device), values) for group, values in groups.items()}
+    shared, reported, memory = (
+        apply(lambda t: t.to(device), groups[group]) for group in ("shared", "reported", "memory")
+    )
     made = Checkpoint(
-        server=ServerState(round=record["round"], **server, lengths=lengths),
-        store=private,
+        server=ServerState(
+            round=record["round"],
+            shared=shared,
+            reported=MemoryStore(reported),
+            memory=memory,
+            lengths=groups["lengths"],
+        ),
+        store=MemoryStore(groups["private"]),
         figures=record["figures"],
         experiment=record["experiment"],
         digests=record["files_sha256"],

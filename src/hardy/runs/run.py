@@ -148,7 +148,7 @@ class Run:
             self.served,
             self.own,
             statistics,
-            reported=self.state.reported,
+            reported=dict(self.state.reported),
             domain=domain,
             images=images,
             branch=self.branches.predict,
