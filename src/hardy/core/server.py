@@ -15,6 +15,7 @@ from hardy.core.admission import Admission, Admitted, Gate, unpack
 from hardy.core.cohort_odds import CohortOdds, cohort_odds
 from hardy.core.describe import non_defaults
 from hardy.core.engine import Trains
+from hardy.core.exchange import Exchange
 from hardy.core.federation import Client
 from hardy.core.messages import Slot, Updates, Work
 from hardy.core.method import Plan
@@ -23,7 +24,7 @@ from hardy.core.protocols import RoundContext, Setting, walk
 from hardy.core.ranks import ALONE, Ranks
 from hardy.core.replies import TakenReplies, Tally
 from hardy.core.state import ServerState
-from hardy.core.store import MakeStore, MemoryStore, as_store
+from hardy.core.store import MakeStore, MemoryStore
 from hardy.core.tensors import Tensors
 from hardy.core.training import Training
 from hardy.errors import HardyError
@@ -149,9 +150,7 @@ class Server:
             self._merge(ranks, lost, tally, taken, gate)
         return self._end(state, self._next(state, taken), asked, lost, tally, gate)
 
-    def _merge(
-        self, ranks: Ranks, lost: dict[int, str], tally: Tally, taken: TakenReplies, gate: Gate
-    ) -> None:
+    def _merge(self, ranks: Ranks, lost: dict[int, str], tally: Tally, taken: TakenReplies, gate: Gate) -> None:
         """Brings together what each rank has of the round: figures of replies, and what the rule has folded."""
         parts = ranks.gather((lost, tally.sums, gate.taken, gate.refused, taken.reporting))
         everybodys, sums, admitted, refused, reporting = zip(*parts, strict=True)
@@ -216,8 +215,15 @@ class Server:
         bases = self.plan.method.budget.bases
         shared = self.plan.first(Placement.SHARED, bases)
         reported = make(self.plan.first(Placement.REPORTED, bases), len(self.clients))
+        self.exchange.check(reported)
+        reported = self.exchange.between_rounds(reported)
         memory = self.plan.aggregator.memory(self.context(shared))
         return ServerState(round=0, shared=shared, reported=reported, memory=memory)
+
+    @cached_property
+    def exchange(self) -> Exchange:
+        """What the norm does to reported tensors between rounds."""
+        return Exchange(self.plan.method.norm, self.plan.tags, self.clients)
 
     def context(self, shared: Tensors, round_number: int = 0) -> RoundContext:
         """What a rule may know of a round."""
@@ -327,9 +333,8 @@ class Server:
 
     def _next(self, state: ServerState, taken: TakenReplies) -> ServerState:
         shared, memory = self.plan.aggregator.finish(taken.folded, taken.context, state.memory)
-        written = taken.write(state.reported)
-        reported = self.plan.method.norm.exchange(dict(written), self.plan.tags, self.clients)
-        return ServerState(round=state.round + 1, shared=shared, reported=as_store(reported), memory=memory)
+        reported = self.exchange.after_round(taken.write(state.reported))
+        return ServerState(round=state.round + 1, shared=shared, reported=reported, memory=memory)
 
     def _end(
         self, state: ServerState, after: ServerState, asked: Asked, lost: dict[int, str], tally: Tally, gate: Gate

@@ -1,7 +1,8 @@
 """What each client has of its own: reported and private tensors, of which a round reads and writes its slots' rows."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,16 +46,23 @@ class ClientStore(Mapping[str, Tensor]):
         raise NotImplementedError
 
     def snapshot(self) -> "Snapshot":
-        """This moment, at no cost; it holds until the store is written to, or for good."""
+        """This moment, at no cost."""
         raise NotImplementedError
 
     def saved(self) -> tuple[Tensors, dict[str, Any]]:
-        """For a checkpoint: tensors for its file, and what its record says of rows that lie elsewhere."""
+        """For a checkpoint: tensors for its file, and what its record says of rows that lie elsewhere, if any do."""
         raise NotImplementedError
 
-    def restored(self, values: Tensors, record: Mapping[str, Any]) -> "ClientStore":
-        """A store like this one with what `saved` gave."""
+    def cast(self, function: Callable[[Mapping[str, Tensor]], Tensors]) -> "ClientStore":
+        """A store of the same rows on another device, in another precision."""
         raise NotImplementedError
+
+    def only(self, names: Collection[str]) -> "ClientStore":
+        """A store of some of the tensors, or of more where that costs nothing."""
+        raise NotImplementedError
+
+    def place(self, folder: Path) -> None:
+        """Told the folder that files of rows are to lie in, before anything is written."""
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -73,7 +81,7 @@ MakeStore = Callable[[Tensors, int], ClientStore]
 
 
 class Snapshot:
-    """A store as it is now. `intact`: whether it still is."""
+    """A store as it is now; `intact`: whether it still is, since one in memory is written to in place."""
 
     def __init__(self, store: ClientStore, count: Callable[[], object] = lambda: 0) -> None:
         self.store, self._count, self._known = store, count, count()
@@ -146,8 +154,11 @@ class MemoryStore(ClientStore):
     def saved(self) -> tuple[Tensors, dict[str, Any]]:
         return self.tensors, {}
 
-    def restored(self, values: Tensors, record: Mapping[str, Any]) -> "MemoryStore":
-        return MemoryStore({name: value.to(self.tensors[name]) for name, value in values.items()})
+    def cast(self, function: Callable[[Mapping[str, Tensor]], Tensors]) -> "MemoryStore":
+        return MemoryStore(function(self.tensors))
+
+    def only(self, names: Collection[str]) -> "MemoryStore":
+        return MemoryStore({name: value for name, value in self.tensors.items() if name in names})
 
     def _where(self, slots: Sequence[Slot]) -> tuple[Tensor, ...]:
         device = next(iter(self.tensors.values())).device

@@ -1,8 +1,8 @@
 """A federation's images on a device, and the arithmetic that works on them."""
 
 from collections.abc import Iterator
-from copy import copy
 from contextlib import contextmanager
+from copy import copy
 from typing import Literal
 
 import numpy as np
@@ -42,10 +42,10 @@ class DeviceData:
         self.places: dict[str, Tensor] = {}
         """part -> where each row lies, where only some are held; one that is not has a place beyond the end"""
 
-    def only(self, federation: Federation, *, train: Rows, test: Rows) -> "DeviceData":
-        """The same for some of the clients, with these rows alone."""
+    def only(self, *, train: Rows, test: Rows) -> "DeviceData":
+        """The same with these rows alone."""
         part = copy(self)
-        part.federation, part.x, part.places = federation, {}, {}
+        part.x, part.places = {}, {}
         for name, rows in (("train", train), ("test", test)):
             chosen, places = torch.from_numpy(rows), np.full(len(self.x[name]), len(rows))
             places[rows] = np.arange(len(rows))

@@ -60,7 +60,10 @@ class Distributed:
         self.name = whole.name
         mine = replace(whole.data, clients=tuple(whole.data.clients[client] for client in self.own))
         measured = whole.data if one_network(whole.plan) else mine
-        device_data = whole.device_data.only(mine, train=_rows(mine, measured, "train"), test=_rows(mine, measured, "test"))
+        device_data = copy(whole.device_data)
+        device_data.federation = mine
+        if ranks.number:  # the first rank shows images of all in its reports
+            device_data = device_data.only(train=_rows(mine, measured, "train"), test=_rows(mine, measured, "test"))
         self.here = type(whole)(
             whole.plan,
             device_data,
@@ -71,6 +74,8 @@ class Distributed:
             numbers=self.own,
             stores=whole.stores,
         )
+        self.shown: ClientStore = self.here.store
+        """what the run sees of the tensors of all clients"""
         self.everybody = copy(self.here)
         """the same with all clients, of which it has no tensors: for networks that they share"""
         self.everybody.data, self.everybody.numbers = whole.data, range(len(whole.data.clients))
@@ -81,12 +86,12 @@ class Distributed:
 
     @property
     def store(self) -> ClientStore:
-        """The private tensors of this rank's clients."""
-        return self.here.store
+        return self.shown
 
     @store.setter
     def store(self, values: Mapping[str, Tensor]) -> None:
         self.here.store = values
+        self.shown = self.here.store
 
     def new_store(self, first: Tensors, clients: int) -> ClientStore:
         return self.here.new_store(first, clients)

@@ -5,6 +5,7 @@ with torch.distributed, the ranks trust each other and the network between them.
 connections, so that the others learn of it at once; one that is silent is given up after `timeout` seconds.
 """
 
+import atexit
 import io
 import os
 import pickle
@@ -45,6 +46,8 @@ class ProcessGroup(Ranks):
         self.number, self.count, self.timeout, self.meeting = number, count, timeout, meeting
         self.who_died: Callable[[], str] = lambda: ""
         """names the rank that has ended, where this process has started it"""
+        self.others_ready: Callable[[], None] = lambda: None
+        """returns when the ranks that this process has started can be met"""
         self.device = torch.device("cpu")
         """where sums are exchanged: a GPU, if each rank has one of its own"""
 
@@ -55,6 +58,10 @@ class ProcessGroup(Ranks):
         local = int(os.environ.get("LOCAL_WORLD_SIZE", self.count))
         own_gpu = device.type == "cuda" and dist.is_nccl_available() and local <= torch.cuda.device_count()
         self.device = device if own_gpu else self.device
+        self.others_ready()
+        if dist.is_initialized():  # by the script, or by an earlier run of it
+            self._orders = dist.new_group(backend="gloo", timeout=_PATIENT)
+            return
         with self._wording():
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if own_gpu else "gloo",
@@ -66,22 +73,23 @@ class ProcessGroup(Ranks):
             self._orders = dist.new_group(backend="gloo", timeout=_PATIENT)
 
     def leave(self) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        """Ends the group, which a script under torchrun keeps for its next run."""
+        if self.meeting == "env://":
+            atexit.register(_end_group)
+        else:
+            _end_group()
 
     def gather(self, value: T) -> list[T]:
         message = _Message.of(value)
-        with self._wording():
-            first = message.first()
-            found = self._all_gather(first)
-            sizes = [int(each[:8].view(torch.int64)) for each in found]
-            whole = [torch.empty(size, dtype=torch.uint8) for size in sizes]
-            for to, each in zip(whole, found, strict=True):
-                to[: _FIRST - 8] = each[8 : 8 + len(to)]
-            for start in range(_FIRST - 8, max(sizes), _PIECE):
-                longest = min(_PIECE, max(sizes) - start)
-                for to, each in zip(whole, self._all_gather(message.piece(start, longest)), strict=True):
-                    to[start : start + longest] = each[: max(0, len(to) - start)]
+        found = self._all_gather(message.first())
+        sizes = [int(each[:8].view(torch.int64)) for each in found]
+        whole = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+        for to, each in zip(whole, found, strict=True):
+            to[: _FIRST - 8] = each[8 : 8 + len(to)]
+        for start in range(_FIRST - 8, max(sizes), _PIECE):
+            longest = min(_PIECE, max(sizes) - start)
+            for to, each in zip(whole, self._all_gather(message.piece(start, longest)), strict=True):
+                to[start : start + longest] = each[: max(0, len(to) - start)]
         return [value if at == self.number else _decoded(each) for at, each in enumerate(whole)]
 
     def total(self, value: T | None) -> T | None:
@@ -103,8 +111,7 @@ class ProcessGroup(Ranks):
             step = _PIECE // flat.element_size()
             for start in range(0, len(flat), step):
                 piece = flat[start : start + step]
-                with self._wording():
-                    parts = [part for at, part in enumerate(self._all_gather(piece)) if at in counting]
+                parts = [part for at, part in enumerate(self._all_gather(piece)) if at in counting]
                 result = parts[0]
                 for part in parts[1:]:
                     result = result + part if dtype.is_floating_point else result.maximum(part)
@@ -117,27 +124,33 @@ class ProcessGroup(Ranks):
 
     def tell(self, *order: Any) -> None:
         """From the first rank to all others, which `hear` it."""
-        with self._wording():
-            for piece in _Message.of(order).pieces():
-                dist.broadcast(piece, 0, group=self._orders)
+        for piece in _Message.of(order).pieces():
+            self._broadcast(piece)
 
     def hear(self) -> tuple[Any, ...]:
-        with self._wording():
-            return tuple(_received(lambda piece: dist.broadcast(piece, 0, group=self._orders)))
+        return tuple(_received(self._broadcast))
 
     def send(self, value: Any, to: int) -> None:
         """To one other rank, which must `receive` it."""
-        with self._wording():
-            for piece in _Message.of(value).pieces():
+        for piece in _Message.of(value).pieces():
+            with self._wording():
                 dist.send(piece, to)
 
     def receive(self, rank: int) -> Any:
+        def fill(piece: Tensor) -> None:
+            with self._wording():
+                dist.recv(piece, rank)
+
+        return _received(fill)
+
+    def _broadcast(self, piece: Tensor) -> None:
         with self._wording():
-            return _received(lambda piece: dist.recv(piece, rank))
+            dist.broadcast(piece, 0, group=self._orders)
 
     def _all_gather(self, piece: Tensor) -> list[Tensor]:
         found = [torch.empty_like(piece) for _ in range(self.count)]
-        dist.all_gather(found, piece)
+        with self._wording():
+            dist.all_gather(found, piece)
         return found
 
     @contextmanager
@@ -146,13 +159,16 @@ class ProcessGroup(Ranks):
         try:
             yield
         except RuntimeError as error:
-            if "memory" in str(error):
-                raise
             told = self.who_died() or (
                 f"a rank has ended, or was silent for {self.timeout:g} s (engine.timeout); rank {self.number} was told "
                 f"by torch: {str(error).splitlines()[0][:200]}"
             )
             raise RankLost(told) from error
+
+
+def _end_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 class _Message:
@@ -167,7 +183,9 @@ class _Message:
         said = pickle.dumps((header, [(leaf.dtype, tuple(leaf.shape)) for leaf in leaves]))
         blocks = [torch.tensor([len(said)]).view(torch.uint8), torch.frombuffer(bytearray(said), dtype=torch.uint8)]
         for leaf in leaves:
-            blocks += [_gap(sum(map(len, blocks))), leaf.cpu().contiguous().reshape(-1).view(torch.uint8)]
+            flat = leaf.detach().cpu().contiguous().view(-1)
+            flat = flat.as_strided((len(flat),), (1,))  # of one number the stride may be 0
+            blocks += [_gap(sum(map(len, blocks))), flat.view(torch.uint8)]
         return _Message(blocks)
 
     def piece(self, start: int, size: int) -> Tensor:
@@ -189,7 +207,7 @@ class _Message:
             yield self.piece(start, min(_PIECE, self.length - start))
 
 
-def _received(fill: Callable[[Tensor], Any]) -> Any:
+def _received(fill: Callable[[Tensor], None]) -> Any:
     """What arrives piece by piece, as `pieces` sends them."""
     first = torch.empty(_FIRST, dtype=torch.uint8)
     fill(first)

@@ -12,8 +12,10 @@ from hardy.core.engine import Question
 from hardy.core.files import disk, file_lock
 from hardy.core.flatten import flat_row
 from hardy.core.json_files import write_sealed
+from hardy.core.ranks import ALONE, Ranks
 from hardy.core.spending import privacy_spent
-from hardy.core.store import ClientStore, as_store
+from hardy.core.store import ClientStore
+from hardy.engines.process_group import RankLost
 from hardy.errors import HardyError
 from hardy.evaluation import projections
 from hardy.evaluation.diagnoses import diagnose_training
@@ -22,7 +24,7 @@ from hardy.evaluation.record import EVALUATION_LOCK
 from hardy.report.run_page import write_report
 from hardy.runs import costs
 from hardy.runs import folder as folders
-from hardy.runs.checkpoint import Checkpoint, save_checkpoint
+from hardy.runs.checkpoint import CLIENT_ROWS, Checkpoint, save_checkpoint
 from hardy.runs.evaluate import (
     evaluate_run,
     evaluate_settings,
@@ -35,19 +37,31 @@ from hardy.runs.evaluate import (
 from hardy.runs.interrupts import Stopped, StopRequest, deferred_interrupt
 from hardy.runs.progress import Progress
 from hardy.runs.run import Run, RunTotals
+from hardy.runs.workers import collect, hand_out, release
 
 _HOPELESS = 10
 """rounds in a row in which every reply was refused"""
 
 
-def run_rounds(run: Run, *, quiet: bool, callbacks: Sequence[Any] = ()) -> Run:
+def run_rounds(run: Run, *, quiet: bool, callbacks: Sequence[Any] = (), ranks: Ranks = ALONE) -> Run:
     """Trains the rounds that are left, then measures what the experiment asks for."""
-    saving = _Saving(run) if run.folder is not None else None
     given = [callback for callback in callbacks if callback not in run.experiment.callbacks]
-    with attached(run, [*run.experiment.callbacks, *given]) as notify:
-        _train(run, saving, notify, quiet=quiet)
-        _measure_finished(run, saving, quiet=quiet)
+    hand_out(run, ranks)
+    saving = _Saving(run) if run.folder is not None else None
+    try:
+        with attached(run, [*run.experiment.callbacks, *given]) as notify:
+            _train(run, saving, notify, quiet=quiet)
+            collect(run)
+            _measure_finished(run, saving, quiet=quiet)
+        release(run)
+    except RankLost as lost:
+        raise _without_rank(run, saving, lost) from lost
     return run
+
+
+def _without_rank(run: Run, saving: "_Saving | None", lost: RankLost) -> HardyError:
+    again = f"`hardy resume {saving.folder}` goes on after round {saving.saved}" if saving else "start again"
+    return HardyError(f"{lost}. The run stopped after {run.state.round} of {run.experiment.rounds} rounds; {again}.")
 
 
 def _train(run: Run, saving: "_Saving | None", notify: Notify, *, quiet: bool) -> None:
@@ -91,6 +105,8 @@ class _Saving:
         self.pace = folders.CheckpointSchedule(run.experiment.checkpoint.every)
         self.experiment = folders.resolved(run.experiment, (run.folder / "config.toml").read_text("utf-8"))
         self.saved = run.state.round
+        run.engine.store.place(run.folder / CLIENT_ROWS / "private")
+        run.state.reported.place(run.folder / CLIENT_ROWS / "reported")
         self.reports, self.reported = folders.CheckpointSchedule(None), False
         self.note_whole()
 
@@ -123,8 +139,7 @@ class _Saving:
     def save_best(self) -> None:
         """To be served, not to be trained on: the networks without the objective's own tensors."""
         engine = self.run.engine
-        networks = {name: value for name, value in engine.store.items() if name in engine.plan.model_names}
-        self._write("best", self._checkpoint(as_store(networks)), keep=1)
+        self._write("best", self._checkpoint(engine.store.only(engine.plan.model_names)), keep=1)
 
     def _checkpoint(self, store: ClientStore) -> Checkpoint:
         figures = self.run.figures
@@ -195,7 +210,7 @@ def _evaluate(run: Run, line: dict[str, Any]) -> bool:
         places["selection"] = Question("validation", choice.select)
     backdoor = _backdoor_questions(run)
     found = _measured(run, [q._replace(metric=m) for q in places.values() for m in (None, *choice.metrics)] + backdoor)
-    if run.local is None:
+    if run.engine.name == "flower":
         for known in (value for question, value in found.items() if question.part == "validation"):
             known["median"] = _median(known)
     for place, question in places.items():

@@ -240,6 +240,7 @@ class Run:
             "classes": list(self.engine.data.classes),
             "parameters": parameters(plan.model),
             "engine": self.engine.name,
+            "workers": self.experiment.engine.workers,
             "device": _device_name(self.engine.device),
             "seed": self.experiment.seed,
             "lost": figures.lost,
