@@ -9,11 +9,11 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor, nn
-from torch.func import grad_and_value
 
 from hardy.core import tensors
 from hardy.core.account import Mechanism, Sampling
 from hardy.core.federation import Client
+from hardy.core.gradients import gradients
 from hardy.core.layers import Statistics
 from hardy.core.messages import Slot, Updates
 from hardy.core.net import Net
@@ -244,7 +244,7 @@ class Objective(Part):
             return loss, (loss, here.buffers)
 
         wanted = (0, 1) if outer.has_adversary else (0,)
-        (gradient, *climbed), (_, (loss, buffers)) = grad_and_value(total, wanted, has_aux=True)(net.trained, private)
+        (gradient, *climbed), loss, buffers = gradients(total, (net.trained, private), wanted)
         return StepResult(gradient, climbed[0] if climbed else {}, buffers, loss)
 
     def step_adversary(self, private: Tensors, gradient: Tensors) -> None:
