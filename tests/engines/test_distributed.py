@@ -1,4 +1,4 @@
-"""Several ranks: the same figures as one process, the same bits every time; a rank that dies; another number of them."""
+"""Several ranks have the figures of one process, and the same bits every time."""
 
 import os
 import subprocess

@@ -1,7 +1,6 @@
 """Gradients of one slot's step, or of many at once under vmap."""
 
 from collections.abc import Callable, Collection
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from hardy.core.tensors import Tensors
 def gradients(
     function: Callable[..., tuple[Tensor, tuple[Tensor, Tensors]]], given: tuple[Tensors, ...], wanted: Collection[int]
 ) -> tuple[list[Tensors], Tensor, Tensors]:
-    """The gradients of function(*given) = (value, (figure, tensors)) to the arguments `wanted`, then figure and tensors.
+    """The gradients of function(*given) = (value, (figure, tensors)) to its arguments `wanted`, figure and tensors.
 
     Outside of vmap autograd is asked directly: torch.func wraps every tensor, which takes a fifth of a small step.
     """
