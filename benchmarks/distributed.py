@@ -143,7 +143,12 @@ def main() -> None:
     rows = given.rows or (12 if given.smoke else 64)
     steps = 1 if given.smoke else 7
     model = "tiny_cnn" if given.smoke else "digits_cnn"
-    keys = [f"rounds={rounds}", f"data.limit={rows}", f"method.attack.steps={steps}", f"model={model}"]
+    keys = [
+        f"rounds={rounds}",
+        f"data.limit={rows}",
+        f'method.attack={{ name = "pgd", steps = {steps} }}',
+        f"model={model}",
+    ]
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in ways(device)}
     with tempfile.TemporaryDirectory(prefix="distributed") as place:
         for repeat in range(repeats):

@@ -217,7 +217,7 @@ def main() -> None:
     }
     given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     words = (
-        "framework | processes x threads | s a round, quietest run | all runs | CPU s a round, first process | start, s"
+        "framework | processes x threads | s a round, quietest run | all runs | CPU s a round, one process | start, s"
     )
     print(f"| {words} |\n" + "|---" * 6 + "|")
     for r in sorted(rows, key=lambda r: r["seconds_per_round"]):

@@ -1,6 +1,6 @@
 """A run on several ranks: the processes that are started, what the first rank hands out, and what the others do.
 
-    torchrun has started the ranks: each makes the run as the command says; the others then `serve` the first.
+    torchrun has started the ranks: each makes the run as the command says; the others then `follow` the first.
     --workers N: this process is the first rank, and starts N - 1 of `python -m hardy.runs.workers`.
 
 The first rank has the run folder, callbacks and signals. A round is the same `Server.round` on every rank, on the same
@@ -327,7 +327,7 @@ def _write_shard(engine: Distributed, folder: str, names: Collection[str] | None
 # The others
 
 
-def serve(run: Run, ranks: ProcessGroup) -> None:
+def follow(run: Run, ranks: ProcessGroup) -> None:
     """Does what the first rank says until it has nothing left to do."""
     with _deaf():
         ranks.join(run.engine.device)
@@ -362,7 +362,7 @@ def _deaf() -> Iterator[None]:
             signal.signal(number, kept)
 
 
-def main() -> int:
+def start_rank() -> int:
     """A rank that another process has started and told what to do on its standard input."""
     told = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_input, daemon=True).start()
@@ -376,7 +376,7 @@ def main() -> int:
         choice = experiment.engine
         ranks = ProcessGroup(number, choice.workers, timeout=choice.timeout, meeting=f"file://{folder / 'meeting'}")
         (folder / f"ready-{number}").touch()
-        serve(run, ranks)
+        follow(run, ranks)
         ranks.leave()
     except RankLost:
         return 1  # the first rank says what was lost, if it is there
@@ -393,4 +393,4 @@ def _end_with_input() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(start_rank())
