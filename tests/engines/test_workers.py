@@ -73,7 +73,10 @@ def test_a_client_that_attacks_costs_what_its_passes_do():
             ["--workers", "2", "method.norm=synchronised", "training.steps=2", "training.batch=8"],
             "needs all clients of a step in one call",
         ),
-        (["--workers", "2", "method=fedrobust", "evaluation.diagnosis=['primal_gap']"], "evaluation.diagnosis asks"),
+        (
+            ["--workers", "2", "method=fedrobust", "evaluation.diagnosis=['primal_gap']"],
+            "evaluation.diagnosis asks clients",
+        ),
         (["--workers", "0"], "it must be a whole number, 1 or more"),
         (["engine.workers=0"], "engine.workers is 0"),
         (["engine.timeout=0", "--workers", "2"], "engine.timeout is 0"),

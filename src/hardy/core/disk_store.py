@@ -33,7 +33,7 @@ _LARGEST = 2**31
 _SPARE = 4096
 """outdated records that are never worth a new file"""
 _CHUNK = 4096
-"""records copied at once"""
+"""rows copied at once"""
 
 
 class RowFile:
@@ -148,6 +148,7 @@ class DiskStore(ClientStore):
     """A version of a file of rows."""
 
     def __init__(self, first: Tensors, clients: int) -> None:
+        first = dict(sorted(first.items()))  # rows lie in this order; a checkpoint gives names back in another
         self.first = tensors.apply(lambda t: t.contiguous(), first)
         """[B, ...], what clients have who never took part"""
         self.like = tensors.gather(first, 0)
@@ -175,10 +176,11 @@ class DiskStore(ClientStore):
                 "are put into memory at once. Look at some clients: run.engine.store.read(slots)."
             )
         whole = self.first[name].expand(shape).clone()
-        held = [slot for slot in self.file.newest if self.file.find(slot, self.end) >= 0]
-        if held:
-            slots = [Slot(*divmod(slot, self.axes[1])) for slot in held]
-            whole.flatten(0, 1)[torch.tensor(held, device=self.device)] = self.read(slots)[name]
+        held = range(shape[0] * shape[1]) if self._change else sorted(self.file.newest)
+        for at in range(0, len(held), _CHUNK):
+            some = list(held[at : at + _CHUNK])
+            rows = self.read([Slot(*divmod(number, shape[1])) for number in some])
+            whole.flatten(0, 1)[torch.tensor(some, device=self.device)] = rows[name]
         return whole
 
     def read(self, slots: Sequence[Slot]) -> Tensors:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hardy.core import tensors
 from hardy.core.account import Mechanism, Sampling
-from hardy.core.federation import Client
+from hardy.core.federation import Client, sorts_of
 from hardy.core.gradients import gradients
 from hardy.core.layers import Statistics
 from hardy.core.messages import Slot, Updates
@@ -42,6 +42,11 @@ class Setting:
     """clients asked in a round; of Poisson cohorts, expected"""
     sampling: Sampling = "fixed"
     """how they are drawn"""
+
+    @property
+    def sorts(self) -> Sequence[Client]:
+        """Clients in which every kind, capacity and number of training rows is found: all, or few of very many."""
+        return sorts_of(self.clients)
 
 
 class Part:
@@ -181,10 +186,12 @@ class Norm(Part):
 
 
 class Batch(NamedTuple):
-    """Images in [0, 1] and labels of one step."""
+    """Images in [0, 1] and labels of one step, and what an objective may know of the rest of the client's rows."""
 
     x: Tensor
     y: Tensor
+    label_counts: Tensor
+    """[K], how many training rows of each class the client holds; they never leave it"""
 
 
 class StepResult(NamedTuple):
@@ -219,6 +226,25 @@ class Objective(Part):
     def private(self, shape: ImageShape, batch: int) -> Tensors:
         """Private tensors it adds, with their first values, for images and batches of this size."""
         return {}
+
+    def kept(self, model: Tensors) -> Tensors:
+        """Private tensors it makes of the network's own, with their first values, for a client to keep from round to
+        round; `finish` moves them."""
+        return {}
+
+    def finish(self, private: Tensors, model: Tensors) -> Tensors:
+        """Its private tensors at the end of a round, when the network's are these; of one slot, or of a stack."""
+        return private
+
+    @property
+    def mixes_examples(self) -> bool:
+        """Whether what an example costs hangs on other rows of the client, besides the batch of a norm."""
+        return self.has_adversary
+
+    @property
+    def adds_rows(self) -> bool:
+        """Whether its gradient adds a term of the client's rows to that of the objective inside."""
+        return False
 
     def for_client(self, kind: str, round_number: int) -> "Objective":
         """The objective of a client of this kind (AT, ST or "") in a round."""

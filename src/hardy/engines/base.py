@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hardy.core import random, tensors
-from hardy.core.federation import Rows
+from hardy.core.federation import Rows, each_of
 from hardy.core.messages import Slot, Updates, Work
 from hardy.core.method import Plan
 from hardy.core.partition import Placement
@@ -46,10 +47,11 @@ class Engine:
         """of its clients in the whole federation, from which all randomness comes: a node of a network holds one client
         of many, a rank some"""
         plan.model.to(self.device, self.dtype)  # for its constants; tensors that train are passed in
-        self.train_rows = [client.train for client in data.clients]
+        self.train_rows: Sequence[Rows] = each_of(data.clients, attrgetter("train"))
         if plan.method.pooled:
             self.train_rows = [np.concatenate(self.train_rows)]
         bases = plan.method.budget.bases
+        self._label_counts: dict[int, Rows] = {}
         self.stores = stores
         """makes what holds the clients' own tensors"""
         self.store = self.new_store(plan.first(Placement.PRIVATE, bases), len(data.clients))
@@ -75,13 +77,22 @@ class Engine:
         """Onto the engine's device, in its precision."""
         return tensors.apply(lambda t: t.to(self.device, self.dtype if t.is_floating_point() else None), values)
 
-    def batch(self, rows: Tensor, key: Tensor) -> Batch:
-        """The images and labels of a step, [B], or of a step of several slots, [S, B] with a key each."""
+    def label_counts(self, clients: Sequence[int]) -> Tensor:
+        """[C, K], training rows of each class that these clients have. Counted once for each."""
+        held, y = self._label_counts, self.data.y_train
+        for client in clients:
+            if client not in held:
+                held[client] = np.bincount(y[self.train_rows[client]], minlength=len(self.data.classes))
+        counts = torch.from_numpy(np.stack([held[client] for client in clients]))
+        return tensors.send(counts.to(self.dtype), self.device)
+
+    def batch(self, rows: Tensor, key: Tensor, label_counts: Tensor) -> Batch:
+        """The images and labels of a step, [B], or of a step of several slots, [S, B] with a key and counts each."""
         x, change = self.device_data.images("train", rows), self.device_data.augmentation
         if change is not None:
             apply = torch.vmap(change.apply) if key.dim() else change.apply
             x = apply(x, random.fold(key, "augmentation"))
-        return Batch(x, self.device_data.y["train"][rows])
+        return Batch(x, self.device_data.y["train"][rows], label_counts)
 
     def arithmetic(self, *, training: bool = True) -> AbstractContextManager[None]:
         """What steps, or evaluations, run in."""

@@ -217,6 +217,7 @@ def fedrbn(
     dual_affine: bool = False,
     noise: float = 0.0,
     bound: float = inf,
+    givers: int | None = None,
     optimiser: Optimiser = sgd(),
 ) -> Method:
     """Local dual BatchNorm whose adversarial statistics spread to clients that cannot afford adversarial training."""
@@ -224,7 +225,7 @@ def fedrbn(
         name="fedrbn",
         norm=dual(
             clean=local(affine=affine, statistics=Placement.REPORTED, noise=noise, bound=bound),
-            adversarial=propagated(affine=affine, temperature=temperature, noise=noise, bound=bound),
+            adversarial=propagated(affine=affine, temperature=temperature, noise=noise, bound=bound, givers=givers),
             dual_affine=dual_affine,
         ),
         objective=by_kind(

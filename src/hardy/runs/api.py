@@ -88,7 +88,7 @@ def _fit(
     experiment = run.experiment
     refuse_workers(run)
     select = experiment.evaluation.select
-    if select and run.local and not any(len(client.validation) for client in run.engine.data.clients):
+    if select and run.local and not any(len(client.validation) for client in run.engine.data.profiles):
         raise HardyError(
             f"evaluation.select is {select!r}, but no client has validation rows. Set data.validation, such as 0.1."
         )
@@ -241,7 +241,7 @@ def evaluate(
         return evaluate_classifier(model, *given, **options)
     run = model if isinstance(model, Run) else load(model, data_folder=data_folder)
     given = tuple(named_by_user(one) if isinstance(one, list | tuple) else one for one in given)
-    if not any(len(client.test) + len(client.validation) for client in run.engine.data.clients):
+    if not any(len(client.test) + len(client.validation) for client in run.engine.data.profiles):
         raise HardyError(
             f"nobody in {run.folder or 'this run'} holds rows to measure on, here. Over a network let the nodes "
             "measure (evaluation.threats in the experiment), or pass data to hardy.load."

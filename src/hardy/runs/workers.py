@@ -177,10 +177,15 @@ def refuse_workers(run: Run) -> None:
             f"engine.workers is {workers}, but norm synchronised needs all clients of a step in one call. Leave it "
             "out, or take norm federated."
         )
-    if choice.diagnosis:
+    alone = {
+        "evaluation.diagnosis": bool(choice.diagnosis),
+        "evaluation.clients": choice.clients is not None,
+        "data.held_out": bool(run.experiment.data.held_out),
+        "[population]": bool(run.experiment.population.clients),
+    }
+    for key in (key for key, used in alone.items() if used):
         raise HardyError(
-            f"evaluation.diagnosis asks clients between rounds, whose tensors lie on {workers} workers. Leave one of "
-            "them out (engine.workers)."
+            f"{key} asks clients whose tensors lie on {workers} workers (engine.workers). Leave one of them out."
         )
 
 
@@ -188,12 +193,12 @@ def client_costs(run: Run) -> list[float]:
     """What a round of each client is expected to cost: multiply-accumulates of its objective, by kind and capacity, on
     its rows, for every base it trains."""
     engine, change = run.engine, run.experiment.data.augmentation
-    clients = engine.data.clients
+    clients, classes = engine.data.clients, len(engine.data.classes)
     found = [0.0] * len(clients)
     for slot in engine.plan.method.budget.assign(0, range(len(clients)), clients, run.experiment.seed):
         objective = engine.plan.objective(clients[slot.client], 0)
         if objective not in run.counted:
-            run.counted[objective] = costs.image_macs(engine.plan, objective, engine.data.shape, change)
+            run.counted[objective] = costs.image_macs(engine.plan, objective, engine.data.shape, classes, change)
         examples = engine.training.examples(len(engine.train_rows[slot.client]), 0)
         found[slot.client] += float(examples * run.counted[objective])
     return found
