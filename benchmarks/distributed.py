@@ -2,8 +2,8 @@
 
     python benchmarks/distributed.py OUT.json [--smoke] [--repeats N] [--rounds N] [--rows N]
 
-On a CPU: FedRBN with all clients attacking (PGD-7) on the digits CNN, one rank with all cores and with one, and a rank
-for each core. On a GPU: one rank, two ranks on that GPU, and the same under NVIDIA's MPS, which is started and stopped
+On a CPU: FedRBN with all clients attacking (PGD-7) on the digits CNN, one rank with all cores and with one, and two
+ranks that share them. On a GPU: one rank, two ranks on that GPU, and the same under NVIDIA's MPS, which is started and stopped
 here. The ways take turns; the quietest median round of each counts, since other work on the machine can only add to it,
 and what the processes took of the CPU is given beside it. The load average before each run is in the result.
 """
@@ -39,7 +39,7 @@ def ways(device: str) -> dict[str, dict[str, Any]]:
     return {
         "one rank, all cores": {"workers": 1, "threads": CORES},
         "one rank, one thread": {"workers": 1, "threads": 1},
-        f"{CORES} ranks": {"workers": CORES, "threads": CORES},
+        "two ranks": {"workers": 2, "threads": CORES},
     }
 
 

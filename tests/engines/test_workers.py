@@ -138,9 +138,8 @@ def test_a_damaged_shard_is_named_and_the_checkpoint_before_it_used(tmp_path, re
     assert_close(everything(resumed), everything(run), 1e-9)
 
 
-def killed_run(out, victim: int, after: int, wait: float) -> tuple[int, str, float]:
-    """A run of 60 rounds with two workers, one of which is killed some time after so many rounds: exit code, what it
-    said, and how long it took to end."""
+def killed_run(out, victim: int, after: int, wait: float) -> tuple[int, str]:
+    """A run of 60 rounds with two workers, one of which is killed some time after so many rounds: exit code and words."""
     options = [*EXPERIMENT, "rounds=60", "--alone", "--workers", "2", "--quiet", "--out", str(out)]
     process = subprocess.Popen(
         [sys.executable, "-m", "hardy", "run", "demo", *options],
@@ -156,13 +155,12 @@ def killed_run(out, victim: int, after: int, wait: float) -> tuple[int, str, flo
         family = [process.pid, *descendants(process.pid)]
         time.sleep(wait)
         os.kill(family[victim], signal.SIGKILL)
-        began = time.monotonic()
         _, said = process.communicate(timeout=WAIT)
-        took = time.monotonic() - began
+        until = time.monotonic() + WAIT
         while any(alive(number) for number in family):
             assert time.monotonic() < until, "a rank outlives the run"
             time.sleep(0.05)
-        return process.returncode, said, took
+        return process.returncode, said
     finally:
         process.kill()
 
@@ -175,12 +173,11 @@ def alive(process: int) -> bool:
 
 
 def check_kill(out, victim: int, rng: random.Random) -> None:
-    code, said, took = killed_run(out, victim, rng.randint(1, 5), 0.2 * rng.random())
+    code, said = killed_run(out, victim, rng.randint(1, 5), 0.2 * rng.random())
     if victim:
         assert code == 2, said
         assert len(said.splitlines()) == 1
         assert "rank 1 of 2 was killed by signal 9" in said and f"`hardy resume {out}` goes on after round" in said
-    assert took < 30
     ends = 20
     text = (out / "config.toml").read_text().replace("rounds = 60", f"rounds = {ends}")
     (out / "config.toml").write_text(text)
