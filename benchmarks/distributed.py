@@ -3,7 +3,7 @@
     python benchmarks/distributed.py OUT.json [--smoke] [--repeats N] [--rounds N] [--rows N]
 
 On a CPU: FedRBN with all clients attacking (PGD-7) on the digits CNN, one rank with all cores and with one, and two
-ranks that share them. On a GPU: one rank, two ranks on that GPU, and the same under NVIDIA's MPS, which is started and stopped
+ranks that share them. On a GPU: one rank, two ranks on that GPU, and the same under NVIDIA's MPS, started and stopped
 here. The ways take turns; the quietest median round of each counts, since other work on the machine can only add to it,
 and what the processes took of the CPU is given beside it. The load average before each run is in the result.
 """

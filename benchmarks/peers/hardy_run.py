@@ -16,7 +16,7 @@ from hardy.core.training import Training
 from hardy.engines import Engine, EngineChoice, Sequential, Vectorised
 from hardy.engines.process_group import ProcessGroup
 from hardy.runs.prepare import prepare
-from hardy.runs.workers import follow, hand_out, release, torchrun_ranks
+from hardy.runs.workers import serve_first_rank, hand_out, release, torchrun_ranks
 
 
 STEPS = [0]
@@ -61,7 +61,7 @@ experiment = Experiment(
 )
 prepared = prepare(experiment, model=lambda norm: work.net(), data=federation)
 if number:
-    follow(prepared, ranks)
+    serve_first_rank(prepared, ranks)
     ranks.gather(STEPS[0])
     ranks.leave()
     raise SystemExit

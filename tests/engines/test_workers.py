@@ -139,7 +139,7 @@ def test_a_damaged_shard_is_named_and_the_checkpoint_before_it_used(tmp_path, re
 
 
 def killed_run(out, victim: int, after: int, wait: float) -> tuple[int, str]:
-    """A run of 60 rounds with two workers, one of which is killed some time after so many rounds: exit code and words."""
+    """A run of 60 rounds with two workers, one of which is killed some time after so many: exit code and words."""
     options = [*EXPERIMENT, "rounds=60", "--alone", "--workers", "2", "--quiet", "--out", str(out)]
     process = subprocess.Popen(
         [sys.executable, "-m", "hardy", "run", "demo", *options],

@@ -30,7 +30,7 @@ from hardy.runs.prepare import Connect, prepare
 from hardy.runs.profiles import without_rows
 from hardy.runs.run import Run, RunTotals
 from hardy.runs.warm_start import warm_start
-from hardy.runs.workers import follow, refuse_workers, started_ranks, torchrun_ranks, with_workers
+from hardy.runs.workers import refuse_workers, serve_first_rank, started_ranks, torchrun_ranks, with_workers
 from hardy.user_code import RUN_FOLDER, named_by_user
 
 _LOG = logging.getLogger("hardy")
@@ -93,7 +93,7 @@ def _fit(
             f"evaluation.select is {select!r}, but no client has validation rows. Set data.validation, such as 0.1."
         )
     if isinstance(ranks, ProcessGroup) and ranks.number:
-        follow(run, ranks)
+        serve_first_rank(run, ranks)
         return run
     run.folder = None if out is None else Path(out)
     check_callbacks(run, [*experiment.callbacks, *callbacks])
@@ -168,7 +168,7 @@ def resume(
         run, _ = _reopen(folder, method, model, data, data_folder, _LOG.debug, network, allow_change)
         with _ranks_again(run, data_folder, workers) as ranks:
             assert isinstance(ranks, ProcessGroup)
-            follow(run, ranks)
+            serve_first_rank(run, ranks)
         return run
     with folders.locked(folder):
         run, digests = _reopen(folder, method, model, data, data_folder, remark, network, allow_change)

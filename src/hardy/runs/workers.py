@@ -1,6 +1,6 @@
 """A run on several ranks: the processes that are started, what the first rank hands out, and what the others do.
 
-    torchrun has started the ranks: each makes the run as the command says; the others then `follow` the first.
+    torchrun has started the ranks: each makes the run as the command says; the others then `serve_first_rank`.
     --workers N: this process is the first rank, and starts N - 1 of `python -m hardy.runs.workers`.
 
 The first rank has the run folder, callbacks and signals. A round is the same `Server.round` on every rank, on the same
@@ -332,7 +332,7 @@ def _write_shard(engine: Distributed, folder: str, names: Collection[str] | None
 # The others
 
 
-def follow(run: Run, ranks: ProcessGroup) -> None:
+def serve_first_rank(run: Run, ranks: ProcessGroup) -> None:
     """Does what the first rank says until it has nothing left to do."""
     with _deaf():
         ranks.join(run.engine.device)
@@ -381,7 +381,7 @@ def start_rank() -> int:
         choice = experiment.engine
         ranks = ProcessGroup(number, choice.workers, timeout=choice.timeout, meeting=f"file://{folder / 'meeting'}")
         (folder / f"ready-{number}").touch()
-        follow(run, ranks)
+        serve_first_rank(run, ranks)
         ranks.leave()
     except RankLost:
         return 1  # the first rank says what was lost, if it is there
