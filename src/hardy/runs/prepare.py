@@ -169,8 +169,8 @@ def _clock(
     asked = experiment.cohort.size(len(data.clients))
     if (enough := experiment.clock.enough) is not None and enough >= asked:
         raise HardyError(
-            f"clock.enough is {enough}, and {asked} clients are asked, so it has no effect. Ask more (cohort), or leave "
-            "it out."
+            f"clock.enough is {enough}, and {asked} clients are asked, so it has no effect. Ask more (cohort), or "
+            "leave it out."
         )
     if experiment.clock.online < 1 and experiment.cohort.sampling == "poisson":
         raise HardyError(
