@@ -40,6 +40,7 @@ from hardy.core.protocols import (
     Wrapper,
     name_part,
 )
+from hardy.core.ranks import Ranks
 from hardy.core.tensors import ImageShape, Tensors
 from hardy.errors import HardyError, unknown
 from hardy.parts.aggregators.base import largest_counters
@@ -234,6 +235,9 @@ class HeldMean(Aggregator):
                     total[name][at] += torch.tensordot(own, value, 1)
                 weight[name][at] += tensors.expand_trailing(own.sum(1), value)
         return total, weight, largest_counters(counters, updates)
+
+    def merge(self, folded: Any, ranks: Ranks) -> Any:
+        return ranks.total(folded)
 
     def finish(self, folded: Any, context: RoundContext, memory: Tensors) -> tuple[Tensors, Tensors]:
         if folded is None:
