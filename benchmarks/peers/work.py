@@ -74,14 +74,17 @@ class Run:
     def __init__(self) -> None:
         self.out, self.option = Path(sys.argv[1]), sys.argv[2]
         self.laps: list[float] = []
+        self.busy: list[float] = []
+        """CPU seconds of this process so far, which other work on the machine adds little to"""
 
     def lap(self) -> None:
         self.laps.append(time.monotonic())
+        self.busy.append(time.process_time())
 
     def report(self, *, steps: int, model: nn.Module, packages: tuple[str, ...] = (), **more: Any) -> None:
         with torch.no_grad():
             x, y = tensors()
             loss = F.cross_entropy(model(x), y).item()
         versions = {name: version(name) for name in ("torch", *packages)}
-        found = {"laps": self.laps, "steps": steps, "loss": loss, "versions": versions, **more}
+        found = {"laps": self.laps, "busy": self.busy, "steps": steps, "loss": loss, "versions": versions, **more}
         self.out.write_text(json.dumps(found), encoding="utf-8")

@@ -7,7 +7,8 @@ whether it was attacked. With a robustness λ, both take the mix of the branches
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,11 @@ from hardy.attacks.base import Attack, Forward, refuse_inputs
 from hardy.attacks.threats import Threat, parse_threat
 from hardy.core import random, tensors
 from hardy.core.engine import Branches, DataPart, Question
-from hardy.core.federation import Client, Rows
+from hardy.core.federation import Client, Federation, Rows
+from hardy.core.messages import Slot
 from hardy.core.metric import Metric
 from hardy.core.net import Mixture
+from hardy.core.ranks import ALONE, Ranks
 from hardy.core.state import ServerState
 from hardy.core.tensors import Tensors
 from hardy.engines.base import Engine
@@ -47,24 +50,34 @@ class ServedClients:
         *,
         width: float = 1.0,
         order: Sequence[int] | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.engine = engine
+        """`ranks` share the calls where all clients have one network: each then has the images of all."""
+        self.engine, self.ranks = engine, ranks
         self.attack, self.predict = serving.chosen_branches(engine.plan.method.norm, branches)
         self.robustness = branches.robustness
         self.images = "test" if part in ("test", "triggered") else "train"
-        own = {**state.reported, **engine.store}
-        shared = engine.plan.aggregator.served(state.shared, state.memory)
-        self.served = serving.serve(
-            engine.plan, shared, own, width=width, order=order, images=partial(_everybodys_images, engine)
-        )
-        self.common, self.own = self.served.common, self.served.own
+        data = engine.data
+        self._serve = partial(_served, engine, state, width=width, order=order)
         self.together = engine.plan.method.norm.inference_statistics == "batch"
         """whether a client's rows are normalised by each other"""
-        self.rows = [getattr(client, part)[:limit] for client in engine.data.clients]
+        self.rows = [getattr(client, part)[:limit] for client in data.profiles]
         if self.together:  # one row alone has no statistics: no figure, as without rows
             self.rows = [rows if len(rows) > 1 else rows[:0] for rows in self.rows]
         labels = torch.from_numpy(engine.data.y_test if self.images == "test" else engine.data.y_train)
         self.labels = [labels[torch.from_numpy(rows)] for rows in self.rows]
+
+    @cached_property
+    def served(self) -> serving.Served:
+        return self._serve()
+
+    @property
+    def common(self) -> list[Tensors]:
+        return self.served.common
+
+    @property
+    def own(self) -> list[Tensors]:
+        return self.served.own
 
     def network(self, common: Sequence[Tensors], own: Sequence[Tensors]) -> Mixture:
         """The network of one client's tensors, one entry per base."""
@@ -81,8 +94,8 @@ class ServedClients:
         joint: bool = False,
         common: bool = False,
     ) -> list[Tensor]:
-        """The logits of each client's rows, so many in one call. `joint`: all rows of a client in one call, and only
-        those; and `common`: those of all clients."""
+        """The logits of each measured client's rows, so many in one call. `joint`: all rows of a client in one call,
+        and only those; and `common`: those of all clients."""
         joint = joint or self.together
         if common:
             serving.refuse_common(self.engine.plan)
@@ -117,33 +130,38 @@ class ServedClients:
             return logits(self.network(common, own), x, y, key)
 
         longest = max(len(r) for r in rows)
-        padded = torch.zeros(len(rows), longest, dtype=torch.int64)
+        filler = next((int(r[0]) for r in rows if len(r)), 0)  # a rank does not hold every row
+        padded = torch.full((len(rows), longest), filler)
         for i, r in enumerate(rows):
             padded[i, : len(r)] = torch.from_numpy(r)
         padded = padded.to(engine.device)
         who = torch.tensor(clients, device=engine.device)
         own = [tensors.gather(base, who) for base in self.own]
-        keys = random.fold(key.to(engine.device), who)
+        numbers = torch.tensor(
+            [engine.numbers[engine.data.measured[client]] for client in clients], device=engine.device
+        )
+        keys = random.fold(key.to(engine.device), numbers)
         width = max(1, longest if whole else min(longest, points))
         lane = max(1, points // width)
-        found = torch.empty(*padded.shape, 0)
-        for first in range(0, len(rows), lane):
+        found: Tensor | None = None
+        calls = product(range(0, len(rows), lane), range(0, longest, width))
+        for first, start in islice(calls, self.ranks.number, None, self.ranks.count):
             group = slice(first, first + lane)
-            for start in range(0, longest, width):
-                index = padded[group, start : start + width]
-                x, y = engine.device_data.images(self.images, index), engine.device_data.y[self.images][index]
-                came = engine.map(
-                    answer,
-                    self.common,
-                    [tensors.gather(base, group) for base in own],
-                    x,
-                    y,
-                    random.fold(keys[group], start),
-                )
-                if not found.shape[-1]:
-                    found = came.new_zeros(*padded.shape, came.shape[-1])
-                found[group, start : start + width] = came
-        table = found.cpu()
+            index = padded[group, start : start + width]
+            x, y = engine.device_data.images(self.images, index), engine.device_data.y[self.images][index]
+            came = engine.map(
+                answer,
+                self.common,
+                [tensors.gather(base, group) for base in own],
+                x,
+                y,
+                random.fold(keys[group], start),
+            )
+            if found is None:
+                found = came.new_zeros(*padded.shape, came.shape[-1])
+            found[group, start : start + width] = came
+        found = self.ranks.total(found)
+        table = torch.empty(*padded.shape, 0) if found is None else found.cpu()
         return [table[i, : len(r)] for i, r in enumerate(rows)]
 
     def predicting(self, net: Mixture) -> Forward:
@@ -206,6 +224,24 @@ class ServedClients:
         return [measured(metric, logits, y) for logits, y in zip(answers, self.labels, strict=True)]
 
 
+def _served(engine: Engine, state: ServerState, *, width: float, order: Sequence[int] | None) -> serving.Served:
+    """The networks of an engine's clients."""
+    own = client_tensors(engine, state)
+    shared = engine.plan.aggregator.served(state.shared, state.memory)
+    images = partial(_everybodys_images, engine)
+    return serving.serve(engine.plan, shared, own, width=width, order=order, images=images)
+
+
+def client_tensors(engine: Engine, state: ServerState) -> Tensors:
+    """The measured clients' own tensors, [C, B, ...]."""
+    data, bases = engine.data, engine.plan.method.budget.bases
+    if data.sample is None:
+        return {**state.reported, **engine.store}
+    slots = [Slot(client, base) for client in data.sample for base in range(bases)]
+    rows = {**state.reported.read(slots), **engine.store.read(slots)}
+    return tensors.apply(lambda t: t.view(len(data.sample or ()), bases, *t.shape[1:]), rows)
+
+
 def measured(metric: Metric, logits: Tensor, labels: Tensor) -> float | None:
     """A metric of some rows; None: there are none, or it is undefined on them."""
     value = metric.measure(logits.double(), labels) if len(labels) else None
@@ -234,7 +270,7 @@ def training_images(engine: Engine, client: int) -> Tensor:
 
 
 def _everybodys_images(engine: Engine) -> Iterator[Tensor]:
-    return (training_images(engine, client) for client in range(len(engine.data.clients)))
+    return (training_images(engine, client) for client in engine.data.measured)
 
 
 def threat_key(seed: int, threat: Threat, stage: str) -> Tensor:
@@ -247,6 +283,18 @@ class LocalMeasure:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
+    def served(
+        self,
+        state: ServerState,
+        part: DataPart,
+        branches: Branches,
+        limit: int | None = None,
+        *,
+        width: float = 1.0,
+        order: Sequence[int] | None = None,
+    ) -> ServedClients:
+        return ServedClients(self.engine, state, part, branches, limit, width=width, order=order)
+
     def measure(self, state: ServerState, asked: Sequence[Question], branches: Branches) -> list[list[float | None]]:
         """A figure of each client for each question; None: it has no such rows."""
         served: dict[DataPart, ServedClients] = {}
@@ -254,7 +302,7 @@ class LocalMeasure:
         attacks = {threat: parse_threat(threat) if threat else None for _, threat, _ in asked}
         for part, threat, _ in asked:
             if part not in served:
-                served[part] = ServedClients(self.engine, state, part, branches)
+                served[part] = self.served(state, part, branches)
                 found[part, None] = served[part].answers()
             chosen = attacks[threat]
             if chosen and (part, chosen.attack) not in found:
@@ -269,17 +317,18 @@ class LocalMeasure:
         return answers
 
 
-def order_of_bases(engine: Engine, state: ServerState, branch: str | None = None) -> list[int] | None:
-    """The bases by their validation accuracy, the best first, where the budget asks for it (Algorithm 1, line 9)."""
-    budget = engine.plan.method.budget
+def order_of_bases(
+    engine: Engine, state: ServerState, branch: str | None = None, measures: LocalMeasure | None = None
+) -> list[int] | None:
+    """The bases by their validation accuracy, the best first, where the budget asks for it (Algorithm 1, line 9).
+    `measures`: who asks the clients' networks."""
+    budget, measures = engine.plan.method.budget, measures or LocalMeasure(engine)
     if not budget.best_first:
         return None
     alone = []
     for base in range(budget.bases):
-        served = ServedClients(
-            engine, state, "validation", Branches(predict=branch), width=budget.widths[0], order=[base]
-        )
-        alone.append(summarise(served.standing(), engine.data.clients)["mean"] or 0.0)
+        served = measures.served(state, "validation", Branches(predict=branch), width=budget.widths[0], order=[base])
+        alone.append(summarise(served.standing(), engine.data.profiles)["mean"] or 0.0)
     return sorted(range(budget.bases), key=lambda base: -alone[base])
 
 
@@ -333,6 +382,8 @@ def figures(
     images: Sequence[int],
     round_number: int,
     metric: Metric | None = None,
+    *,
+    data: Federation | None = None,
 ) -> dict[str, Any]:
     """The averages, with the round they are of and the images in all of the clients that have a figure. Of a metric
     also which way is better, and the clients that have images and no figure: it is undefined there, or they did not
@@ -344,4 +395,19 @@ def figures(
     else:
         found["better"] = "higher" if metric.higher_is_better else "lower"
         found["missing"] = [at for at, value in enumerate(values) if value is None and images[at]]
-    return found
+    return found | (_of_sample(values, data) if data is not None and data.sample is not None else {})
+
+
+def _of_sample(values: Sequence[float | None], data: Federation) -> dict[str, Any]:
+    """What is said of the figures of some of very many clients: how they are spread, and the error of their mean, in
+    which both the draw of the clients and that of their images show."""
+    known = np.array([value for value in values if value is not None])
+    left = 1 - len(values) / len(data.clients)
+    levels = (0.05, 0.25, 0.5, 0.75, 0.95) if len(known) else ()
+    return {
+        "by_client": [values[at] for at in data.listed],
+        "measured": len(values),
+        "clients": len(data.clients),
+        "quantiles": {f"{level:g}": float(np.quantile(known, level)) for level in levels},
+        "standard_error": math.sqrt(known.var(ddof=1) * left / len(known)) if len(known) > 1 else None,
+    }

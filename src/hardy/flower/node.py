@@ -25,6 +25,7 @@ from hardy.core.messages import Slot, Updates, Work
 from hardy.core.method import Method
 from hardy.core.partition import Placement
 from hardy.core.state import ServerState
+from hardy.core.store import MemoryStore
 from hardy.core.tensors import Tensors
 from hardy.data import sources
 from hardy.data.splits import blocks, federate
@@ -87,7 +88,7 @@ class Node:
             DeviceData(data, device, chosen.engine.precision, chosen.data.augmentation),
             chosen.training,
             seed=chosen.seed,
-            first=self.number,
+            numbers=[self.number],
         )
         client = data.clients[0]
         self.profile = Profile(
@@ -142,7 +143,7 @@ class Node:
                 rate=float(asked["rate"]),
                 slots=[Slot(0, base)],
                 shared=_placed(received, base),
-                reported=_placed(self._tensors(content, f"reported/{base}"), 0, base),
+                reported=MemoryStore(_placed(self._tensors(content, f"reported/{base}"), 0, base)),
             )
             (updates,) = engine.train(work)
             yield base, updates, received
@@ -157,7 +158,7 @@ class Node:
         state = ServerState(
             round=round_number,
             shared=self._tensors(content, "shared"),
-            reported=tensors.apply(lambda t: t[None], self._tensors(content, "reported")),
+            reported=MemoryStore(tensors.apply(lambda t: t[None], self._tensors(content, "reported"))),
             memory={},
         )
         said: dict[str, Any] = {"round": round_number}
@@ -189,9 +190,10 @@ class Node:
         return {name: held.get(name, value) for name, value in first.items()}
 
     def _tensors(self, content: Any, record: str) -> Tensors:
-        return self.engine.cast(
-            {name: torch.tensor(array) for name, array in wire.unpack_arrays(content, record).items()}
-        )
+        found = wire.unpack_arrays(content, record)
+        places = {name: place for place, name in enumerate(self.engine.plan.placement)}  # in order: sums are rounded
+        names = sorted(found, key=lambda name: places.get(name, len(places)))
+        return self.engine.cast({name: torch.tensor(found[name]) for name in names})
 
 
 def allowed_code(own: Mapping[str, Any]) -> Allow:

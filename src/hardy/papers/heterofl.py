@@ -40,6 +40,7 @@ from hardy.core.protocols import (
     Wrapper,
     name_part,
 )
+from hardy.core.ranks import Ranks
 from hardy.core.tensors import ImageShape, Tensors
 from hardy.errors import HardyError, unknown
 from hardy.parts.aggregators.base import largest_counters
@@ -143,7 +144,9 @@ class _Slimmed(Wrapper):
         losses = []
         for number, width in enumerate(reversed(self.trained)):
             corner = self.corners.corner(width)
-            narrow = Net(net.model, cut_tensors(net.trained, corner), cut_tensors(net.buffers, corner))
+            received = {name: value for name, value in net.received.items() if name in corner}
+            narrow = net.on(cut_tensors(net.trained, corner), cut_tensors(net.buffers, corner))
+            narrow = narrow.knowing(cut_tensors(received, corner))
             losses.append(self.inner.loss(narrow, private, batch, random.fold(key, number) if number else key))
             net.buffers = {name: _paste(narrow.buffers[name], whole) for name, whole in net.buffers.items()}
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
@@ -177,7 +180,7 @@ class CornerBudget(Budget):
                 f"budget corners trains parts of the network, but aggregator {name_part(method.aggregator)!r} counts "
                 "what a client did not train as its opinion. Usual fix: aggregator held_mean."
             )
-        for number, client in enumerate(setting.clients):
+        for number, client in enumerate(setting.sorts):
             if not fitting(self.widths, client.capacity):
                 raise HardyError(
                     f"client {number} can train a width of {client.capacity:g}, below the least of "
@@ -232,6 +235,9 @@ class HeldMean(Aggregator):
                     total[name][at] += torch.tensordot(own, value, 1)
                 weight[name][at] += tensors.expand_trailing(own.sum(1), value)
         return total, weight, largest_counters(counters, updates)
+
+    def merge(self, folded: Any, ranks: Ranks) -> Any:
+        return ranks.total(folded)
 
     def finish(self, folded: Any, context: RoundContext, memory: Tensors) -> tuple[Tensors, Tensors]:
         if folded is None:

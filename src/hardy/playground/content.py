@@ -42,6 +42,7 @@ def content_of(folders: Sequence[Path], *, data_folder: Path | None = None) -> t
     runs = [_loaded(folder, data_folder) for folder in folders]
     for run in runs:
         run.needs_local("the playground")
+        run.needs_everyone("the playground")
     first = runs[0].engine.data
     for folder, run in zip(folders, runs, strict=True):
         other = run.engine.data
@@ -257,7 +258,7 @@ def _alpha(run: Run) -> list[list[float]] | None:
     propagated = getattr(norm, "adversarial", None)
     if not isinstance(propagated, Propagated):
         return None
-    takes, alpha = propagated.who_takes_what(run.state.reported, plan.tags, run.engine.data.clients)
+    takes, alpha = propagated.who_takes_what(dict(run.state.reported), plan.tags, run.engine.data.clients)
     return [
         [round(float(share), 4) for share in row] if taking else []
         for taking, row in zip(takes[:, 0], alpha[..., 0], strict=True)
