@@ -6,8 +6,11 @@ from contextlib import nullcontext
 from statistics import median
 from typing import Any
 
+import torch
+
 from hardy.attacks.threats import parse_threat
 from hardy.callbacks.base import Notify, attached
+from hardy.core import tensors
 from hardy.core.engine import Question
 from hardy.core.files import disk, file_lock
 from hardy.core.flatten import flat_row
@@ -15,11 +18,12 @@ from hardy.core.json_files import write_sealed
 from hardy.core.ranks import ALONE, Ranks
 from hardy.core.spending import privacy_spent
 from hardy.core.store import ClientStore
+from hardy.core.tensors import Tensors
 from hardy.engines.process_group import RankLost
 from hardy.errors import HardyError
 from hardy.evaluation import projections
 from hardy.evaluation.diagnoses import diagnose_training
-from hardy.evaluation.measure import figures, success_figures
+from hardy.evaluation.measure import client_tensors, figures, success_figures
 from hardy.evaluation.record import EVALUATION_LOCK
 from hardy.report.run_page import write_report
 from hardy.runs import costs
@@ -317,7 +321,7 @@ def _measure_finished(run: Run, saving: _Saving | None, *, quiet: bool) -> None:
     _write_summary(run, saving)
     if folder is not None:
         with file_lock(folder / EVALUATION_LOCK, wait=True):
-            projections.write_projections(folder, run.state.round, norms=projections.norms(plan, run.own))
+            projections.write_projections(folder, run.state.round, norms=projections.norms(plan, *_listed_tensors(run)))
         if run.local and (len(plan.method.budget.widths) > 1 or choice.robustness):
             threats = choice.threats if choice.robustness else ()
             evaluate_settings(run, robustness=choice.robustness, threats=threats, quiet=quiet, report=False)
@@ -336,6 +340,15 @@ def _measure_finished(run: Run, saving: _Saving | None, *, quiet: bool) -> None:
         }
     _write_summary(run, saving)
     write_new_report(run)
+
+
+def _listed_tensors(run: Run) -> tuple[Tensors, list[int]]:
+    """The own tensors of the clients that are listed, and their numbers."""
+    data = run.engine.data
+    if data.sample is None or run.local is None:
+        return run.own, list(data.measured)
+    held = client_tensors(run.local, run.state)
+    return tensors.gather(held, torch.tensor(data.listed)), [data.measured[at] for at in data.listed]
 
 
 def _known(run: Run, threat: str) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 from html import escape
+from typing import Any
 
 from hardy.report.chart import COLOURS, percent, plain, si
 from hardy.report.page import duration, figure, section, shown, table
@@ -100,15 +101,22 @@ def _table(run: StoredRun) -> str:
     cells = [
         [
             escape(name),
-            shown(number(accuracy, "mean")),
+            _with_error(accuracy),
             shown(number(accuracy, "worst_client")),
             *(shown(number(accuracy, "by_domain", domain)) for domain in domains),
             *(shown(number(accuracy, "held_out", domain)) for domain in unseen),
         ]
         for name, accuracy in (found | (run.summary.get("robust_accuracy") or {})).items()
     ]
-    held_out = (f"{domain} (held out)" for domain in unseen)
-    return table(["accuracy", "mean", "worst client", *domains, *map(escape, held_out)], cells)
+    told = '<p class="note">±: standard error over test images.</p>' if any("±" in row[1] for row in cells) else ""
+    held_out = (escape(f"{domain} (held out)") for domain in unseen)
+    return table(["accuracy", "mean", "worst client", *domains, *held_out], cells) + told
+
+
+def _with_error(accuracy: Any) -> str:
+    """60.7% ± 1.3"""
+    error = number(accuracy, "standard_error")
+    return shown(number(accuracy, "mean")) + (f" ± {100 * error:.1f}" if error else "")
 
 
 def _by_client(run: StoredRun) -> dict[str, list[tuple[float, str]]]:
@@ -152,7 +160,7 @@ def accuracy_section(run: StoredRun) -> str:
             figure(
                 "Final accuracy by domain",
                 bars(by_domain, title="Final accuracy by domain"),
-                "Bar: mean. Notch: the domain's worst client.",
+                "Bar: mean. Line: the domain's worst client.",
             ),
             figure(
                 "Final accuracy by client",
@@ -162,7 +170,7 @@ def accuracy_section(run: StoredRun) -> str:
             figure(
                 "Accuracy under attack",
                 bars(threats, title="Accuracy by threat") if len(threats) > 1 else "",
-                "Bar: mean. Notch: worst client.",
+                "Bar: mean. Line: worst client.",
             ),
         ],
         _table(run),
