@@ -21,7 +21,7 @@ import time
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from hardy.config import Experiment
 from hardy.core import tensors
 from hardy.core.files import make_folder, write_atomic
 from hardy.core.ranks import ALONE, Ranks
+from hardy.core.server import Server
 from hardy.core.store import ClientStore, MemoryStore, Snapshot
 from hardy.core.tensors import Tensors
 from hardy.engines.distributed import Distributed, digest, owners
@@ -86,6 +87,7 @@ def started_ranks(experiment: Experiment, data_folder: Path | str | None, given:
             "names only. Name it (module:name), or start this script with torchrun, so that every worker runs it."
         )
     threads = torch.get_num_threads()
+    _take_gpu(int(os.environ.get("LOCAL_RANK", "0")), choice.device)
     if world > 1:
         ranks = ProcessGroup(number, world, timeout=choice.timeout)
         try:
@@ -114,6 +116,12 @@ def started_ranks(experiment: Experiment, data_folder: Path | str | None, given:
         ranks.leave()
         torch.set_num_threads(threads)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _take_gpu(number: int, asked: str) -> None:
+    """A rank's own GPU, in turn, unless the experiment names one for all."""
+    if asked in ("auto", "cuda") and torch.cuda.is_available():
+        torch.cuda.set_device(number % torch.cuda.device_count())
 
 
 def _start(
@@ -231,7 +239,8 @@ def _take_share(run: Run, ranks: ProcessGroup) -> Distributed:
     run.engine = engine = Distributed(whole, ranks, owners(client_costs(run), ranks.count))
     engine.store = MemoryStore(tensors.gather(before, tensors.send(engine.own, engine.device)))
     whole.store = MemoryStore({})
-    run.server = replace(run.server, ranks=ranks)
+    known = {field.name: getattr(run.server, field.name) for field in fields(Server)}
+    run.server = Server(**{**known, "ranks": ranks})  # which waits for its replies, unlike the pipelined one
     return engine
 
 
@@ -377,8 +386,9 @@ def start_rank() -> int:
     try:
         allow = replace(USER, listed=tuple(places(tomllib.loads(told["experiment"]))))
         experiment = config.parse(told["experiment"], where="the experiment", check=False, allow=allow)
-        run = prepare(experiment, data_folder=told["data"])
         choice = experiment.engine
+        _take_gpu(number, choice.device)
+        run = prepare(experiment, data_folder=told["data"])
         ranks = ProcessGroup(number, choice.workers, timeout=choice.timeout, meeting=f"file://{folder / 'meeting'}")
         (folder / f"ready-{number}").touch()
         serve_first_rank(run, ranks)
