@@ -51,6 +51,10 @@ _GRACE = 5.0
 """seconds in which a rank that has closed its connections must have ended"""
 
 
+_LOST = 3
+"""exit code of a rank that misses another"""
+
+
 def torchrun_ranks() -> tuple[int, int]:
     """(number of this rank, ranks) as torchrun has started them; (0, 1) without it."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -156,15 +160,16 @@ def _await_ready(processes: Sequence["subprocess.Popen[bytes]"], folder: Path, p
 def _who_died(processes: Sequence["subprocess.Popen[bytes]"], folder: Path) -> str:
     """Which rank has ended and how, in words; empty if none has."""
     until = time.monotonic() + _GRACE
-    while time.monotonic() < until:
-        for number, process in enumerate(processes, 1):
-            if (code := process.poll()) is not None:
-                why = folder / f"rank-{number}"
-                words = f": {why.read_text('utf-8')}" if why.exists() else ""
-                how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-                return f"rank {number} of {len(processes) + 1} {how}{words}"
+    while all(process.poll() is None for process in processes) and time.monotonic() < until:
         time.sleep(0.05)
-    return ""
+    ended = {number: code for number, process in enumerate(processes, 1) if (code := process.poll()) is not None}
+    if not ended:
+        return ""
+    number, code = min(ended.items(), key=lambda one: one[1] == _LOST)  # one that has missed another is not the cause
+    why = folder / f"rank-{number}"
+    words = f": {why.read_text('utf-8')}" if why.exists() else ""
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return f"rank {number} of {len(processes) + 1} {how}{words}"
 
 
 def refuse_workers(run: Run) -> None:
@@ -225,9 +230,9 @@ def hand_out(run: Run, ranks: Ranks) -> None:
     run.measures = SpreadMeasure(whole, engine)
     ranks.tell("state", run.state)
     if before and (run.state.round or run.experiment.init):  # else all have the same first values
+        ranks.tell("rows")
         for rank in range(1, ranks.count):
-            ranks.tell("rows")
-            rows = tensors.send([client for client, at in enumerate(engine.owner) if at == rank], engine.device)
+            rows = tensors.send(rank_clients(engine.owner, rank), engine.device)
             ranks.send(tensors.gather(before, rows), rank)
     engine.shown = _RankStore(engine)
 
@@ -394,7 +399,7 @@ def start_rank() -> int:
         serve_first_rank(run, ranks)
         ranks.leave()
     except RankLost:
-        return 1  # the first rank says what was lost, if it is there
+        return _LOST  # the first rank says what was lost, if it is there
     except HardyError as error:
         (folder / f"rank-{number}").write_text(str(error), encoding="utf-8")
         return 2
