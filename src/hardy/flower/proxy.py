@@ -354,15 +354,17 @@ class NodeProxy(Proxy):
         return http.client.HTTPSConnection(*self.upstream, timeout=120, context=self._tls)
 
     def clock(self) -> float:
-        """Seconds by which this machine's clock is ahead of the server's; Refused if the server does not let us in."""
-        began = time.time()
+        """Seconds by which this machine's clock is ahead of the server's, at least: the answer may have been on its way
+        for as long as we waited. Refused if the server does not let us in."""
         with contextlib.closing(self.connect()) as connection:
+            connection.connect()
+            began = time.time()
             connection.request("POST", CLOCK, b"", dict(self.shown))
             came = connection.getresponse()
             said = came.read()
         if came.status != 200:
             raise Refused(said.decode("utf-8", "replace"))
-        return (began + time.time()) / 2 - float(said)
+        return clock_difference(float(said), began, time.time())
 
     def refused(self, why: str) -> None:
         super().refused(why)
@@ -431,6 +433,15 @@ def _node_of(kind: Any, body: bytes) -> int:
         return int(_parse(kind, body).node.node_id)
     except Refused:
         return 0
+
+
+def clock_difference(there: float, sent: float, came: float) -> float:
+    """By how much a clock is ahead of another one, at least, which was read at some time between two of its own.
+
+    >>> clock_difference(100.0, 110.0, 112.0), clock_difference(100.0, 95.0, 111.0), clock_difference(100.0, 80.0, 90.0)
+    (10.0, 0.0, -10.0)
+    """
+    return max(sent - there, 0.0) + min(came - there, 0.0)
 
 
 def _sha256(content: bytes) -> str:
