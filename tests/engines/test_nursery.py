@@ -31,7 +31,7 @@ def app():
 
 sys.modules["flwr.supernode.cli.flwr_clientapp"] = SimpleNamespace(flwr_clientapp=app)
 nursery._load = lambda: None
-nursery.serve(sys.argv[1])
+nursery.fork_apps(sys.argv[1])
 """
 
 

@@ -13,7 +13,7 @@ from torch.func import grad_and_value
 
 from hardy.core import tensors
 from hardy.core.account import Mechanism, Sampling
-from hardy.core.federation import Client
+from hardy.core.federation import Client, sorts_of
 from hardy.core.layers import Statistics
 from hardy.core.messages import Slot, Updates
 from hardy.core.net import Net
@@ -41,6 +41,11 @@ class Setting:
     """clients asked in a round; of Poisson cohorts, expected"""
     sampling: Sampling = "fixed"
     """how they are drawn"""
+
+    @property
+    def sorts(self) -> Sequence[Client]:
+        """Clients in which every kind, capacity and number of training rows is found: all, or few of very many."""
+        return sorts_of(self.clients)
 
 
 class Part:
@@ -83,6 +88,14 @@ def name_part(part: object) -> str:
 
 
 # Norm
+
+
+class Givers(NamedTuple):
+    """Clients whose statistics the server gives to others."""
+
+    reported: Tensors
+    """[C, B, ...]"""
+    clients: Sequence[Client]
 
 
 InferenceStatistics = Literal["running", "batch", "recomputed"]
@@ -145,9 +158,26 @@ class Norm(Part):
         """The other branches whose statistics `exchange` looks at, so that they must not stay private."""
         return frozenset()
 
-    def exchange(self, reported: Tensors, tags: Mapping[str, Tag], clients: Sequence[Client]) -> Tensors:
+    @property
+    def exchanges(self) -> bool:
+        """Whether `exchange` does anything."""
+        return type(self).exchange is not Norm.exchange
+
+    def gives(self, client: Client) -> bool:
+        """Whether `exchange` gives statistics of this client to others."""
+        return True
+
+    @property
+    def most_givers(self) -> int | None:
+        """How many clients give at most, those that were heard last; None: all."""
+        return None
+
+    def exchange(
+        self, reported: Tensors, tags: Mapping[str, Tag], clients: Sequence[Client], givers: "Givers | None" = None
+    ) -> Tensors:
         """What the server does to reported statistics between rounds, [C, B, ...]. It is shown those of all branches;
-        what it returns for a branch that is not its own is left aside."""
+        what it returns for a branch that is not its own is left aside. Where there are too many clients to look at, it
+        is shown those of some, just before they are needed, and apart from them those of the clients that give."""
         return reported
 
 
@@ -155,10 +185,12 @@ class Norm(Part):
 
 
 class Batch(NamedTuple):
-    """Images in [0, 1] and labels of one step."""
+    """Images in [0, 1] and labels of one step, and what an objective may know of the rest of the client's rows."""
 
     x: Tensor
     y: Tensor
+    label_counts: Tensor
+    """[K], how many training rows of each class the client holds; they never leave it"""
 
 
 class StepResult(NamedTuple):
@@ -193,6 +225,25 @@ class Objective(Part):
     def private(self, shape: ImageShape, batch: int) -> Tensors:
         """Private tensors it adds, with their first values, for images and batches of this size."""
         return {}
+
+    def kept(self, model: Tensors) -> Tensors:
+        """Private tensors it makes of the network's own, with their first values, for a client to keep from round to
+        round; `finish` moves them."""
+        return {}
+
+    def finish(self, private: Tensors, model: Tensors) -> Tensors:
+        """Its private tensors at the end of a round, when the network's are these; of one slot, or of a stack."""
+        return private
+
+    @property
+    def mixes_examples(self) -> bool:
+        """Whether what an example costs hangs on other rows of the client, besides the batch of a norm."""
+        return self.has_adversary
+
+    @property
+    def adds_rows(self) -> bool:
+        """Whether its gradient adds a term of the client's rows to that of the objective inside."""
+        return False
 
     def for_client(self, kind: str, round_number: int) -> "Objective":
         """The objective of a client of this kind (AT, ST or "") in a round."""

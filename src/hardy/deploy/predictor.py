@@ -42,9 +42,9 @@ class Predictor(nn.Module):
         device: torch.device | str = "cpu",
         images: Callable[[int], Tensor] | None = None,
     ) -> None:
-        """`shared` are the server's tensors, [B, ...], and `own` the clients', [C, B, ...]. Without a robustness the
-        statistics of `branch` serve, by default the norm's. `images` gives a client's training images, for a norm that
-        recomputes statistics."""
+        """`shared` are the server's tensors, [B, ...], and `own` the clients', [C, B, ...], or the one's, [1, B, ...].
+        Without a robustness the statistics of `branch` serve, by default the norm's. `images` gives a client's training
+        images, for a norm that recomputes statistics."""
         super().__init__()
         norm, names = plan.method.norm, serving.model_names(plan)
         own = {name: own[name] for name in names if name in own}
@@ -61,7 +61,7 @@ class Predictor(nn.Module):
         self.plan, self.shape, self.client = plan, data.shape, client
         self.branch, self.statistics = serving.chosen_branch(norm, branch), serving.call_statistics(norm)
         self._shared = tensors.apply(Tensor.cpu, {name: shared[name] for name in names if name in shared})
-        self._own = tensors.apply(lambda t: t[at : at + 1].cpu(), own)
+        self._own = tensors.apply(lambda t: (t if len(t) == 1 else t[at : at + 1]).cpu(), own)
         self._order, self._images = order, (lambda: [images(at)]) if images is not None else None
         self._known: dict[float, list[nn.Module]] = {}
         for known in plan.method.budget.widths:  # so that a change of width copies and builds nothing

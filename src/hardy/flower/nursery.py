@@ -54,7 +54,7 @@ class Nursery:
         self._folder.cleanup()
 
 
-def serve(path: str) -> None:
+def fork_apps(path: str) -> None:
     """Forks for every order, until it is killed or whoever made the folder has removed it."""
     _load()
     running = 0
@@ -136,4 +136,4 @@ def _become(arguments: list[str], environment: dict[str, str], output: int) -> N
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    fork_apps(sys.argv[1])

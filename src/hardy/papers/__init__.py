@@ -1,6 +1,8 @@
 """One paper, one file: its new piece and a function that returns a Method."""
 
 from hardy.papers.afl import afl
+from hardy.papers.calfat import calfat
+from hardy.papers.dbfat import dbfat
 from hardy.papers.dsgd import dsgd
 from hardy.papers.fat import fatavg, fatavg_dbn, fatbn, fatfree, fatmeta, fatprox, fatscaffold
 from hardy.papers.fbn import fbn
@@ -8,14 +10,18 @@ from hardy.papers.fed_ensemble import fed_ensemble
 from hardy.papers.fed_soft_better import fed_soft_better
 from hardy.papers.fedavg import centralised, fedavg, fedprox, local_only
 from hardy.papers.fedbn import fedbn
+from hardy.papers.fedgkd import fedgkd
+from hardy.papers.fedlc import fedlc
 from hardy.papers.fednova import fednova
 from hardy.papers.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from hardy.papers.fedrbn import fedrbn
 from hardy.papers.fedrobust import fedrobust
 from hardy.papers.fedwon import fedwon
 from hardy.papers.fixbn import fixbn
+from hardy.papers.gairat import fedgairat
 from hardy.papers.hbn import hbn
 from hardy.papers.heterofl import heterofl, sheterofl
+from hardy.papers.moon import moon
 from hardy.papers.oat import oat
 from hardy.papers.per_fedavg import per_fedavg
 from hardy.papers.scaffold import scaffold
@@ -26,7 +32,9 @@ from hardy.papers.synchronised import synchronised
 
 __all__ = [
     "afl",
+    "calfat",
     "centralised",
+    "dbfat",
     "dsgd",
     "fatavg",
     "fatavg_dbn",
@@ -43,6 +51,9 @@ __all__ = [
     "fedavg",
     "fedavgm",
     "fedbn",
+    "fedgairat",
+    "fedgkd",
+    "fedlc",
     "fednova",
     "fedprox",
     "fedrbn",
@@ -53,6 +64,7 @@ __all__ = [
     "hbn",
     "heterofl",
     "local_only",
+    "moon",
     "oat",
     "per_fedavg",
     "scaffold",

@@ -143,7 +143,9 @@ class _Slimmed(Wrapper):
         losses = []
         for number, width in enumerate(reversed(self.trained)):
             corner = self.corners.corner(width)
-            narrow = Net(net.model, cut_tensors(net.trained, corner), cut_tensors(net.buffers, corner))
+            received = {name: value for name, value in net.received.items() if name in corner}
+            narrow = net.on(cut_tensors(net.trained, corner), cut_tensors(net.buffers, corner))
+            narrow = narrow.knowing(cut_tensors(received, corner))
             losses.append(self.inner.loss(narrow, private, batch, random.fold(key, number) if number else key))
             net.buffers = {name: _paste(narrow.buffers[name], whole) for name, whole in net.buffers.items()}
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
@@ -177,7 +179,7 @@ class CornerBudget(Budget):
                 f"budget corners trains parts of the network, but aggregator {name_part(method.aggregator)!r} counts "
                 "what a client did not train as its opinion. Usual fix: aggregator held_mean."
             )
-        for number, client in enumerate(setting.clients):
+        for number, client in enumerate(setting.sorts):
             if not fitting(self.widths, client.capacity):
                 raise HardyError(
                     f"client {number} can train a width of {client.capacity:g}, below the least of "

@@ -19,14 +19,15 @@ from torch import Tensor
 
 from hardy.core import random
 from hardy.core.account import Mechanism, epsilon_of
+from hardy.core.federation import examples_of
 from hardy.core.method import Method, Plan
 from hardy.core.net import Net
-from hardy.core.protocols import Batch, Objective, Setting, StepResult, Wrapper, walk
+from hardy.core.protocols import Batch, Objective, Setting, StepResult, Wrapper, name_part, walk
 from hardy.core.tensors import Tensors
 from hardy.core.training import Training
 from hardy.errors import HardyError
 from hardy.parts.aggregators.base import EqualWeights, Stage
-from hardy.parts.objectives import CrossEntropy, MaskedCrossEntropy
+from hardy.parts.objectives import CrossEntropy
 from hardy.registry import part
 
 
@@ -64,11 +65,17 @@ class DpSgd(Wrapper):
                 "of one holds what the others are. Usual fix: norm group."
             )
         for inner in walk(self.inner):
-            mixes = isinstance(inner, Objective) and (inner.has_adversary or inner.private((1, 8, 8), 1))
-            if mixes or isinstance(inner, MaskedCrossEntropy):
+            if isinstance(inner, Objective) and (inner.mixes_examples or inner.private((1, 8, 8), 1)):
                 raise HardyError(
                     f"dp_sgd around {inner}: it looks at several examples together. Usual fix: cross_entropy or an "
                     "adversarial objective without tensors of its own."
+                )
+        for outer in walk(method.objective):
+            around = outer is not self and any(part is self for part in walk(outer))
+            if around and isinstance(outer, Objective) and outer.adds_rows:
+                raise HardyError(
+                    f"{name_part(outer)} around dp_sgd adds a gradient of the client's images that is neither clipped "
+                    "nor covered by noise. Usual fix: dp_sgd around it, or leave one of them out."
                 )
         for stage in walk(method.aggregator):
             if isinstance(stage, Stage) and stage.changes_weights and not isinstance(stage, EqualWeights):
@@ -76,7 +83,7 @@ class DpSgd(Wrapper):
                     f"dp_sgd with stage {stage}: it weighs by losses, which carry no noise, and so lets them into the "
                     "network. Leave the stage out."
                 )
-        rows = [len(client.train) for client in setting.clients]
+        rows = list(examples_of(setting.clients))
         if min(rows) == 1 and setting.training.batch > 1 and not method.pooled:
             raise HardyError(
                 f"dp_sgd: client {rows.index(1)} has 1 row, which is shown twice in a batch of up to "
@@ -86,14 +93,18 @@ class DpSgd(Wrapper):
         if not self.delta < 1 / (most := sum(rows) if method.pooled else max(rows)):
             raise HardyError(f"delta of dp_sgd is {self.delta:g}; with {most} rows it must be below {1 / most:.2g}.")
 
+    @property
+    def adds_rows(self) -> bool:
+        return False
+
     def gradient(
         self, outer: Objective, net: Net, private: Tensors, batch: Batch, key: Tensor, received: Tensors
     ) -> StepResult:
         count = len(batch.x)
 
         def one(x: Tensor, y: Tensor, key: Tensor) -> tuple[Tensors, Tensor]:
-            alone = Net(net.model, net.trained, net.buffers)
-            found = self.inner.gradient(outer, alone, private, Batch(x[None], y[None]), key, received)
+            alone = net.on(net.trained, net.buffers)
+            found = self.inner.gradient(outer, alone, private, batch._replace(x=x[None], y=y[None]), key, received)
             length = torch.stack([g.square().sum() for g in found.gradient.values()]).sum().sqrt()
             scale = (self.clip / length.clamp_min(1e-30)).clamp_max(1.0) / count
             return {name: g * scale for name, g in found.gradient.items()}, found.loss
@@ -113,7 +124,7 @@ class DpSgd(Wrapper):
 
     def mechanisms(self, plan: Plan, setting: Setting, rounds: int, asked: Sequence[int]) -> Sequence[Mechanism]:
         """Of the client whose examples are worst off. One that is replaced changes the sum by 2 C at most."""
-        rows = [len(client.train) for client in setting.clients]
+        rows = list(examples_of(setting.clients))
         if plan.method.pooled:
             rows, asked = [sum(rows)], [rounds]
         found = {self._of_client(setting.training, n, times) for n, times in zip(rows, asked, strict=True)}

@@ -10,8 +10,9 @@ from torch.func import grad
 from torch.nn import functional as F
 
 from hardy.core import random
+from hardy.core.method import Method
 from hardy.core.net import Net
-from hardy.core.protocols import Batch, Objective, StepResult, Wrapper
+from hardy.core.protocols import Batch, Budget, Objective, Setting, StepResult, Wrapper, name_part, walk
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.registry import part
@@ -38,6 +39,10 @@ class MaskedCrossEntropy(Objective):
 
     as_published: bool = False
     """HeteroFL and Split-Mix set those logits to 0, which leaves them e⁰ in the sum, instead of leaving them out"""
+
+    @property
+    def mixes_examples(self) -> bool:
+        return True
 
     def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
         logits = net(batch.x, statistics="batch", key=key)
@@ -116,9 +121,54 @@ def _with_number(part: Any, path: str, value: float) -> Any:
     return replace(part, **{name: _with_number(getattr(part, name), rest, value) if rest else value})
 
 
+@dataclass(frozen=True, kw_only=True)
+class Compared(Wrapper):
+    """The inner objective, and strength times a term that compares the client's network with others on its images. The
+    term is minimised; the loss reported is without it."""
+
+    inner: Objective = CrossEntropy()
+    strength: float = 1.0
+    """weight of the term"""
+    branch: str = "clean"
+    """whose running statistics the networks answer with"""
+
+    def apart(self, own: Net, sent: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
+        """How far the client's network is from where it should be; `sent` is the one it received."""
+        raise NotImplementedError
+
+    @property
+    def branches(self) -> frozenset[str]:
+        return self.inner.branches | {self.branch}
+
+    @property
+    def adds_rows(self) -> bool:
+        return True
+
+    def check(self, method: Method, setting: Setting) -> None:
+        if type(method.budget).submodels is not Budget.submodels:
+            raise HardyError(
+                f"{name_part(self)} compares whole networks, but with budget {name_part(method.budget)!r} a client "
+                "holds a part of one. Usual fix: budget full, or leave it out."
+            )
+
+    def gradient(
+        self, outer: Objective, net: Net, private: Tensors, batch: Batch, key: Tensor, received: Tensors
+    ) -> StepResult:
+        found = self.inner.gradient(outer, net, private, batch, key, received)
+        if not self.strength:
+            return found
+        sent = net.knowing(received).sent()
+
+        def term(trained: Tensors) -> Tensor:
+            return self.strength * self.apart(net.at(trained), sent, private, batch, key)
+
+        pulled = grad(term)(net.trained)
+        return found._replace(gradient={name: g + pulled[name] for name, g in found.gradient.items()})
+
+
 @part("objective")
 @dataclass(frozen=True, kw_only=True)
-class Distilled(Wrapper):
+class Distilled(Compared):
     """Adds strength · T² KL(received ‖ own) on the client's images: its network answers as the one that it was sent, in
     a branch with running statistics. The loss reported is without it.
 
@@ -126,13 +176,10 @@ class Distilled(Wrapper):
     which cannot attack (ST) does not train it away. Norm layers that a client keeps are its own in both.
     """
 
-    inner: Objective = CrossEntropy()
     strength: float = 1.0
     """weight of the divergence"""
     temperature: float = 1.0
     """T, by which both logits are divided"""
-    branch: str = "clean"
-    """whose running statistics both networks answer with"""
 
     def __post_init__(self) -> None:
         if not self.strength > 0 or not self.temperature > 0:
@@ -140,26 +187,45 @@ class Distilled(Wrapper):
                 f"distilled takes a strength and a temperature above 0; it got {self.strength} and {self.temperature}."
             )
 
+    def apart(self, own: Net, sent: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
+        taught = F.log_softmax(sent(batch.x, branch=self.branch) / self.temperature, -1)
+        learnt = own(batch.x, branch=self.branch, key=random.fold(key, "distillation"))
+        answer = F.log_softmax(learnt / self.temperature, -1)
+        return self.temperature**2 * F.kl_div(answer, taught, reduction="batchmean", log_target=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibrated(Wrapper):
+    """The inner objective on logits that are moved, class by class, by what the client holds of each class. Attacks
+    inside climb the moved ones too; predictions are made with the plain ones."""
+
+    inner: Objective = CrossEntropy()
+
+    def offset(self, counts: Tensor) -> Tensor:
+        """What is added to the logits, [K], for so many rows of each class."""
+        raise NotImplementedError
+
     @property
-    def branches(self) -> frozenset[str]:
-        return self.inner.branches | {self.branch}
+    def mixes_examples(self) -> bool:
+        return True
 
-    def gradient(
-        self, outer: Objective, net: Net, private: Tensors, batch: Batch, key: Tensor, received: Tensors
-    ) -> StepResult:
-        with torch.no_grad():
-            sent = Net(net.model, {name: received.get(name, own) for name, own in net.trained.items()}, net.buffers)
-            taught = F.log_softmax(sent(batch.x, branch=self.branch) / self.temperature, -1)
+    def check(self, method: Method, setting: Setting) -> None:
+        if method.pooled:
+            raise HardyError(
+                f"{name_part(self)} makes clients of unlike labels agree, but method {method.name!r} pools all rows. "
+                "Leave one of them out."
+            )
+        for inner in walk(self.inner):
+            if isinstance(inner, Calibrated):
+                raise HardyError(
+                    f"{name_part(self)} around {name_part(inner)} calibrates twice. Leave one of them out."
+                )
 
-        def apart(trained: Tensors) -> Tensor:
-            own = net.at(trained)(batch.x, branch=self.branch, key=random.fold(key, "distillation"))
-            answer = F.log_softmax(own / self.temperature, -1)
-            divergence = F.kl_div(answer, taught, reduction="batchmean", log_target=True)
-            return self.strength * self.temperature**2 * divergence
-
-        pulled = grad(apart)(net.trained)
-        found = self.inner.gradient(outer, net, private, batch, key, received)
-        return found._replace(gradient={name: g + pulled[name] for name, g in found.gradient.items()})
+    def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
+        moved = net.plus(self.offset(batch.label_counts))
+        loss = self.inner.loss(moved, private, batch, key)
+        net.buffers = moved.buffers
+        return loss
 
 
 cross_entropy, distilled, masked_cross_entropy, ramped = CrossEntropy, Distilled, MaskedCrossEntropy, Ramped

@@ -20,6 +20,8 @@ CLEAN = "clean"
 COST = "cost"
 """the measure whose keys are what the training took, such as "cost: macs a round"; it is always known"""
 FOLDER = "experiments"
+_OWN = ("title", "published", "not_run", "reduced", "quick")
+"""keys that `like` does not take over"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +79,33 @@ class TableRow:
     """column -> the paper's figure"""
     not_run: str = ""
     """why it cannot be run here"""
+    vary: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    """the row's one parameter that tuning varies beside what the table varies for all rows, and its values"""
     options: dict[str, Any] = field(default_factory=dict)
     """what the table's program is told of the row"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """How the options of every row are chosen, by `--tune`: the best on validation rows of a seed of its own."""
+
+    vary: dict[str, tuple[Any, ...]]
+    """key -> values that every row tries, such as {"training.rate" = [0.02, 0.1]}"""
+    seed: int
+    """which no figure of the table comes from"""
+    by: tuple[str, ...] = (CLEAN,)
+    """clean and threats, whose mean on validation rows decides"""
+    limit: int | None = None
+    """validation rows of each client; absent: all"""
+    set: tuple[str, ...] = ()
+    """overrides while it tunes, such as fewer rounds"""
+
+    def __post_init__(self) -> None:
+        if not self.vary or not all(self.vary.values()) or not self.by:
+            raise HardyError('tuning needs values to vary and a measure to choose by, such as by = ["clean"].')
+        for threat in self.by:
+            if threat != CLEAN:
+                parse_threat(threat)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +155,7 @@ class ResultTable:
     overrides: dict[str, tuple[str, ...]] = field(default_factory=dict)
     rows: dict[str, TableRow]
     measures: tuple[RowMeasure, ...] = ()
+    tuning: Tuning | None = None
     quick: Quick | None = None
 
     # where it was read from
@@ -142,12 +170,12 @@ class ResultTable:
     @cached_property
     def known_rounds(self) -> int:
         """Rounds of the experiment, whose TOML alone is read."""
-        return int(_toml(self.folder / self.experiment).get("rounds", 20)) if self.experiment else 0
+        return int(read_toml(self.folder / self.experiment).get("rounds", 20)) if self.experiment else 0
 
     def row_rounds(self, row: str, *, quick: bool = False) -> int:
         """Rounds that a row is to be run for."""
         where = self.quick.experiment if quick and self.quick else ""
-        usual = int(_toml(self.folder / where).get("rounds", 20)) if where else self.known_rounds
+        usual = int(read_toml(self.folder / where).get("rounds", 20)) if where else self.known_rounds
         given = [word for word in self.overrides_of(row, quick=quick) if word.startswith("rounds=")]
         return int(given[-1].removeprefix("rounds=")) if given else usual
 
@@ -209,8 +237,18 @@ class ResultTable:
             for text in (*row.set, *(row.quick or ()), *self.set):
                 if text.startswith("@") and text[1:] not in self.overrides:
                     raise unknown(f"list of overrides in {where}", text[1:], self.overrides)
+            common = {*self.tuning.vary} if self.tuning else set()
+            if row.vary and (not common or len(row.vary) > 1 or row.same or row.vary.keys() & common):
+                raise HardyError(
+                    f"{where}: row {name!r} varies {', '.join(row.vary)}; a row may vary one key, which the table does "
+                    "not vary, and only with [tuning] and runs of its own."
+                )
+            if told := {word.partition("=")[0] for word in row.set} & {*common, *row.vary}:
+                raise HardyError(f"{where}: row {name!r} sets {min(told)}, which tuning varies. Leave one of them out.")
             if row.not_run and (row.set or row.same):
                 raise HardyError(f"{where}: row {name!r} is not run, so `set` has no effect. Leave one of them out.")
+        if self.tuning and self.program:
+            raise HardyError(f"{where} is measured by {self.program}, so [tuning] has no effect. Leave it out.")
         for measure in self.measures:
             if not any(re.search(measure.rows, name) for name in self.rows):
                 raise HardyError(f"{where}: no row has the measure {measure.name!r} ({measure.rows!r}).")
@@ -222,16 +260,30 @@ def split_column(column: str) -> tuple[str, str]:
     return measure, key or "mean"
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as it is."""
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise HardyError(f"cannot read {path}: {error}.") from error
 
 
+def _table_toml(path: Path) -> dict[str, Any]:
+    """What a TOML says; with `like`, after what the table of that name beside it says. Of overrides those of the same
+    name are replaced. A state, what was reduced and the short form are the other table's own."""
+    table = read_toml(path)
+    if not (name := table.pop("like", "")):
+        return table
+    other = read_toml(path.parent / f"{name}.toml")
+    if "like" in other:
+        raise HardyError(f"{path} is like {name!r}, which is like another. Name that one.")
+    both = {key: value for key, value in other.items() if key not in _OWN} | table
+    return both | {"overrides": other.get("overrides", {}) | table.get("overrides", {})}
+
+
 def read_table(path: Path) -> ResultTable:
     """The table of a TOML file."""
-    table = _toml(path)
+    table = _table_toml(path)
     rows = table.get("rows")
     if not isinstance(rows, dict) or not rows:
         raise HardyError(f"{path} has no rows, so it is no table. An experiment is run by `hardy run {path}`.")
@@ -260,9 +312,9 @@ def find_folder(given: Path | None = None) -> Path:
 
 
 def table_files(folder: Path, paper: str = "*") -> Iterator[Path]:
-    """The TOML files that are tables: those with rows."""
+    """The TOML files that are tables: those with rows, their own or another table's."""
     for path in sorted(folder.glob(f"{paper}/*.toml")):
-        if path.name != "paper.toml" and "rows" in _toml(path):
+        if path.name != "paper.toml" and {"rows", "like"} & read_toml(path).keys():
             yield path
 
 
@@ -323,7 +375,7 @@ class Paper:
 
 def read_paper(folder: Path) -> Paper:
     """What paper.toml says."""
-    made: Paper = construct(Paper, _toml(folder / "paper.toml"), str(folder / "paper.toml"))
+    made: Paper = construct(Paper, read_toml(folder / "paper.toml"), str(folder / "paper.toml"))
     for name, one in made.published.items():
         if bool(one.tables) == bool(one.why):
             raise HardyError(f"{folder / 'paper.toml'}: {name} needs tables, or why there are none.")

@@ -6,23 +6,27 @@ from contextlib import nullcontext
 from statistics import median
 from typing import Any
 
+import torch
+
 from hardy.attacks.threats import parse_threat
 from hardy.callbacks.base import Notify, attached
+from hardy.core import tensors
 from hardy.core.engine import Question
 from hardy.core.files import disk, file_lock
 from hardy.core.flatten import flat_row
 from hardy.core.json_files import write_sealed
 from hardy.core.spending import privacy_spent
+from hardy.core.store import ClientStore
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.evaluation import projections
 from hardy.evaluation.diagnoses import diagnose_training
-from hardy.evaluation.measure import figures, success_figures
+from hardy.evaluation.measure import client_tensors, figures, success_figures
 from hardy.evaluation.record import EVALUATION_LOCK
 from hardy.report.run_page import write_report
 from hardy.runs import costs
 from hardy.runs import folder as folders
-from hardy.runs.checkpoint import Checkpoint, save_checkpoint
+from hardy.runs.checkpoint import CLIENT_ROWS, Checkpoint, save_checkpoint
 from hardy.runs.evaluate import (
     evaluate_run,
     evaluate_settings,
@@ -35,6 +39,7 @@ from hardy.runs.evaluate import (
 from hardy.runs.interrupts import Stopped, StopRequest, deferred_interrupt
 from hardy.runs.progress import Progress
 from hardy.runs.run import Run, RunTotals
+from hardy.runs.unseen import held_out_accuracy
 
 _HOPELESS = 10
 """rounds in a row in which every reply was refused"""
@@ -91,13 +96,15 @@ class _Saving:
         self.pace = folders.CheckpointSchedule(run.experiment.checkpoint.every)
         self.experiment = folders.resolved(run.experiment, (run.folder / "config.toml").read_text("utf-8"))
         self.saved = run.state.round
+        run.engine.store.place(run.folder / CLIENT_ROWS / "private")
+        run.state.reported.place(run.folder / CLIENT_ROWS / "reported")
         self.reports, self.reported = folders.CheckpointSchedule(None), False
         self.note_whole()
 
     def note_whole(self) -> None:
         """The last whole round: what is saved if the next one is broken off. Nothing is copied."""
-        self.whole = self._checkpoint(self.run.engine.store)
-        self.untouched = _in_place_changes(self.whole.store)
+        self.before = self.run.engine.store.snapshot()
+        self.whole = self._checkpoint(self.before.store)
 
     def save(self, stop: StopRequest, *, last: bool) -> None:
         self.note_whole()
@@ -108,8 +115,7 @@ class _Saving:
 
     def save_broken_off(self) -> None:
         """The last whole round in the middle of the next, unless clients have overwritten their private tensors."""
-        known = _in_place_changes(self.whole.store)
-        if self.whole.server.round > self.saved and known is not None and known == self.untouched:
+        if self.whole.server.round > self.saved and self.before.intact:
             self._write("checkpoint", self.whole)
             self.saved = self.whole.server.round
 
@@ -124,10 +130,9 @@ class _Saving:
     def save_best(self) -> None:
         """To be served, not to be trained on: the networks without the objective's own tensors."""
         engine = self.run.engine
-        networks = {name: value for name, value in engine.store.items() if name in engine.plan.model_names}
-        self._write("best", self._checkpoint(networks), keep=1)
+        self._write("best", self._checkpoint(engine.store.only(engine.plan.model_names)), keep=1)
 
-    def _checkpoint(self, store: Tensors) -> Checkpoint:
+    def _checkpoint(self, store: ClientStore) -> Checkpoint:
         figures = self.run.figures
         totals = {name: getattr(figures, name) for name in RunTotals.__dataclass_fields__}
         return Checkpoint(
@@ -141,14 +146,6 @@ class _Saving:
     def _write(self, name: str, checkpoint: Checkpoint, keep: int = 2) -> None:
         self.log.sync()  # first: no checkpoint outlives the lines of its rounds
         save_checkpoint(self.folder / name, checkpoint, keep=keep)
-
-
-def _in_place_changes(store: Tensors) -> dict[str, int] | None:
-    """How often each tensor was written to; None where torch does not count."""
-    try:
-        return {name: value._version for name, value in store.items()}
-    except RuntimeError:
-        return None
 
 
 def _stopped(saving: _Saving | None, stop: StopRequest, number: int, when: str) -> Stopped:
@@ -170,6 +167,7 @@ def _round(run: Run, saving: _Saving | None) -> dict[str, Any]:
     best = _evaluate(run, line)
     line |= run.engine.account(line)
     run.figures.add(line)
+    _note_target(run)
     run.last_line = line
     if run.rows is not None:
         run.rows.append(flat_row(line))
@@ -207,6 +205,10 @@ def _evaluate(run: Run, line: dict[str, Any]) -> bool:
     if run.local is None:
         for known in (value for question, value in found.items() if question.part == "validation"):
             known["median"] = _median(known)
+    if run.local is not None:
+        found[places["standard"]] |= held_out_accuracy(
+            run.local, run.state, run.branches, experiment.data.held_out_statistics
+        )
     for place, question in places.items():
         line[f"{place}_accuracy"] = found[question]
         if choice.metrics:
@@ -219,6 +221,15 @@ def _evaluate(run: Run, line: dict[str, Any]) -> bool:
         engine, rate = run.needs_local("a diagnosis"), experiment.training.rate_at(done - 1, experiment.rounds)
         line |= diagnose_training(engine, run.state, choice.diagnosis, rate=rate, branch=choice.predict_branch)
     return _note_best(run, line)
+
+
+def _note_target(run: Run) -> None:
+    """When the clock's target was reached."""
+    clock, figures = run.server.clock, run.figures
+    if clock is None or clock.choice.target is None or figures.reached or figures.latest is None:
+        return
+    if figures.latest["round"] == run.state.round and (figures.latest["mean"] or 0.0) >= clock.choice.target:
+        figures.reached = {"round": run.state.round, "seconds": figures.clock_seconds}
 
 
 def _backdoor_questions(run: Run) -> list[Question]:
@@ -265,9 +276,15 @@ def _note_best(run: Run, line: dict[str, Any]) -> bool:
 def _measured(run: Run, asked: Sequence[Question]) -> dict[Question, dict[str, Any]]:
     """The figures that whoever measures the clients gives."""
     found = run.measures.measure(run.state, asked, run.branches)
-    clients, done = run.engine.data.clients, run.state.round
+    data, done = run.engine.data, run.state.round
+    if run.folder is not None:
+        folders.write_tables(run.folder, data, done, {str(q): v for q, v in zip(asked, found, strict=True)})
+
+    def images(question: Question) -> list[int]:
+        return [len(getattr(client, question.part)) for client in data.profiles]
+
     return {
-        question: figures(values, clients, [len(getattr(c, question.part)) for c in clients], done, question.metric)
+        question: figures(values, data.profiles, images(question), done, question.metric, data=data)
         for question, values in zip(asked, found, strict=True)
     }
 
@@ -281,13 +298,16 @@ def _measure_finished(run: Run, saving: _Saving | None, *, quiet: bool) -> None:
         backdoor = _backdoor_questions(run)
         found = _measured(run, [Question("test", "", m) for m in (None, *choice.metrics)] + backdoor)
         run.figures.latest = found[Question("test")]
+        if run.local is not None:
+            statistics = run.experiment.data.held_out_statistics
+            run.figures.latest |= held_out_accuracy(run.local, run.state, run.branches, statistics)
         run.figures.metrics = {m.name: found[Question("test", "", m)] for m in choice.metrics}
         for question in backdoor:
             run.figures.metrics["backdoor_success"] = success_figures(found[question])
     _write_summary(run, saving)
     if folder is not None:
         with file_lock(folder / EVALUATION_LOCK, wait=True):
-            projections.write_projections(folder, run.state.round, norms=projections.norms(plan, run.own))
+            projections.write_projections(folder, run.state.round, norms=projections.norms(plan, *_listed_tensors(run)))
         if run.local and (len(plan.method.budget.widths) > 1 or choice.robustness):
             threats = choice.threats if choice.robustness else ()
             evaluate_settings(run, robustness=choice.robustness, threats=threats, quiet=quiet, report=False)
@@ -306,6 +326,15 @@ def _measure_finished(run: Run, saving: _Saving | None, *, quiet: bool) -> None:
         }
     _write_summary(run, saving)
     write_new_report(run)
+
+
+def _listed_tensors(run: Run) -> tuple[Tensors, list[int]]:
+    """The own tensors of the clients that are listed, and their numbers."""
+    data = run.engine.data
+    if data.sample is None or run.local is None:
+        return run.own, list(data.measured)
+    held = client_tensors(run.local, run.state)
+    return tensors.gather(held, torch.tensor(data.listed)), [data.measured[at] for at in data.listed]
 
 
 def _known(run: Run, threat: str) -> bool:

@@ -12,6 +12,7 @@ from hardy.config import Experiment
 from hardy.core.engine import Branches, Measures, RunEngine
 from hardy.core.files import versions
 from hardy.core.flatten import flat_row
+from hardy.core.messages import Slot
 from hardy.core.net import Mixture
 from hardy.core.protocols import Objective
 from hardy.core.server import Server
@@ -48,9 +49,15 @@ class RunTotals:
     best: dict[str, Any] | None = None
     """the best round on validation rows, its accuracy there (under the attack of `select`), and on clean test rows"""
 
+    clock_seconds: float = 0.0
+    """of the simulation's clock"""
+    reached: dict[str, Any] | None = None
+    """when the accuracy of clock.target was measured first"""
+
     def add(self, line: dict[str, Any]) -> None:
         for name in ("seconds", "bytes_up", "bytes_down", "macs"):
             setattr(self, name, getattr(self, name) + line[name])
+        self.clock_seconds += line.get("clock_seconds", 0.0)
         for reason in line["lost"].values():
             kind = reason.partition(":")[0]
             self.lost[kind] = self.lost.get(kind, 0) + 1
@@ -117,6 +124,14 @@ class Run:
             raise HardyError(f"{what} needs the clients' images, which are not on this machine; let the nodes measure.")
         return self.local
 
+    def needs_everyone(self, what: str) -> None:
+        """An error if only some of the clients are measured."""
+        if (data := self.engine.data).sample is not None:
+            raise HardyError(
+                f"{what} looks at all clients, and of the {len(data.clients):,} of this run {len(data.sample):,} are "
+                "measured. Take a run of at most 10,000, or one client's network (customise with client)."
+            )
+
     @property
     def own(self) -> Tensors:
         """The clients' own tensors as far as they are on this machine, [C, B, ...]."""
@@ -142,13 +157,14 @@ class Run:
         ("images") that with clean statistics measured on images of its own, uint8 or in [0, 1], [N, C, H, W]. The
         adversarial branch is averaged over clients of kind AT, or is what the norm gives to a client of kind ST.
         """
+        self.needs_everyone("a network for a new client")
         return personalise.network_for_new_client(
             self.engine.plan,
             self.engine.data,
             self.served,
             self.own,
             statistics,
-            reported=self.state.reported,
+            reported=dict(self.state.reported),
             domain=domain,
             images=images,
             branch=self.branches.predict,
@@ -163,7 +179,7 @@ class Run:
             self.engine.plan,
             self.engine.data,
             self.served,
-            self.own,
+            self._own_of(client),
             client=client,
             width=width,
             robustness=robustness,
@@ -172,6 +188,18 @@ class Run:
             device=self.engine.device,
             images=(lambda client: training_images(engine, client)) if engine else None,
         )
+
+    def _own_of(self, client: int | None) -> Tensors:
+        """All clients' own tensors, or of very many the one's, [1, B, ...]."""
+        if self.engine.data.sample is None or client is None or not 0 <= client < len(self.engine.data.clients):
+            return self.own if self.engine.data.sample is None else dict.fromkeys(self._own_names, torch.empty(0))
+        slots = [Slot(client, base) for base in range(self.engine.plan.method.budget.bases)]
+        rows = {**self.state.reported.read(slots), **self.engine.store.read(slots)}
+        return {name: value[None] for name, value in rows.items()}
+
+    @property
+    def _own_names(self) -> list[str]:
+        return [*self.state.reported, *self.engine.store]
 
     def module(self, *, client: int | None = None, width: float = 1.0) -> nn.Module:
         """The trained network as a plain torch module: your own class where it was adopted, with a state_dict that
@@ -182,6 +210,7 @@ class Run:
         """A run in which every client went on alone for so many steps of its own objective, with the first `freeze`
         layers held; the rate is training.rate unless given. This run stays as it is."""
         engine = self.needs_local("fine-tuning")
+        self.needs_everyone("fine-tuning")
         tuned, state = personalise.fine_tune(engine, self.state, steps=steps, freeze=freeze, rate=rate)
         server = replace(self.server, plan=tuned.plan)
         return replace(
@@ -219,6 +248,16 @@ class Run:
             gradient=gradient,
         )
 
+    @property
+    def _clock(self) -> dict[str, Any]:
+        """Time by the simulation's clock, and when the target was reached."""
+        assert self.server.clock is not None
+        return {
+            "seconds": self.figures.clock_seconds,
+            "target": self.server.clock.choice.target,
+            "reached": self.figures.reached,
+        }
+
     def summary(self) -> dict[str, Any]:
         """What summary.json holds."""
         figures, plan = self.figures, self.engine.plan
@@ -243,6 +282,7 @@ class Run:
             "device": _device_name(self.engine.device),
             "seed": self.experiment.seed,
             "lost": figures.lost,
+            **({"clock": self._clock} if self.server.clock else {}),
             **({"cohort_odds": asdict(odds)} if (odds := self.server.odds) else {}),
             "versions": versions(),
         }
