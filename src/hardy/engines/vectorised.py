@@ -196,7 +196,7 @@ class Vectorised(Engine):
         """What a lane's slots send, and what they keep."""
         objective, slots = task.objective, task.slots
         one_base = len({slot.base for slot in slots}) == 1
-        received = tensors.gather(work.shared, slots[0].base if one_base else self.where(slots)[1])
+        received = tensors.gather(self.sent(work), slots[0].base if one_base else self.where(slots)[1])
         own = self.own({**work.reported, **self.store}, slots)
         rate = tensors.send(torch.tensor(work.rate, dtype=self.dtype), self.device)
         # one base for all slots: one copy of it is enough

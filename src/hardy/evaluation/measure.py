@@ -55,7 +55,13 @@ class ServedClients:
         own = {**state.reported, **engine.store}
         shared = engine.plan.aggregator.served(state.shared, state.memory)
         self.served = serving.serve(
-            engine.plan, shared, own, width=width, order=order, images=partial(_everybodys_images, engine)
+            engine.plan,
+            shared,
+            own,
+            rounds=state.round,
+            width=width,
+            order=order,
+            images=partial(_everybodys_images, engine),
         )
         self.common, self.own = self.served.common, self.served.own
         self.together = engine.plan.method.norm.inference_statistics == "batch"

@@ -1,6 +1,7 @@
 """One paper, one file: its new piece and a function that returns a Method."""
 
 from hardy.papers.afl import afl
+from hardy.papers.depthfl import depthfl
 from hardy.papers.dsgd import dsgd
 from hardy.papers.fat import fatavg, fatavg_dbn, fatbn, fatfree, fatmeta, fatprox, fatscaffold
 from hardy.papers.fbn import fbn
@@ -12,7 +13,9 @@ from hardy.papers.fednova import fednova
 from hardy.papers.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from hardy.papers.fedrbn import fedrbn
 from hardy.papers.fedrobust import fedrobust
+from hardy.papers.fedrolex import fedrolex
 from hardy.papers.fedwon import fedwon
+from hardy.papers.fiarse import fiarse
 from hardy.papers.fixbn import fixbn
 from hardy.papers.hbn import hbn
 from hardy.papers.heterofl import heterofl, sheterofl
@@ -27,6 +30,7 @@ from hardy.papers.synchronised import synchronised
 __all__ = [
     "afl",
     "centralised",
+    "depthfl",
     "dsgd",
     "fatavg",
     "fatavg_dbn",
@@ -47,8 +51,10 @@ __all__ = [
     "fedprox",
     "fedrbn",
     "fedrobust",
+    "fedrolex",
     "fedwon",
     "fedyogi",
+    "fiarse",
     "fixbn",
     "hbn",
     "heterofl",

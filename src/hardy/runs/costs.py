@@ -13,7 +13,7 @@ from hardy.core.net import Net
 from hardy.core.protocols import Batch, Objective
 from hardy.core.tensors import ImageShape, Tensors
 from hardy.data.augmentation import Augmentation
-from hardy.models.count import count_macs
+from hardy.models.count import count_macs, macs, shares_kept
 from hardy.runs.run import Run
 
 _IMAGES = 12
@@ -48,10 +48,21 @@ def macs_of_a_round(run: Run, round_number: int) -> dict[int, int]:
     for slot in run.server.ask(round_number).slots:
         objective = engine.plan.objective(engine.data.clients[slot.client], round_number)
         if objective not in run.counted:
-            run.counted[objective] = image_macs(engine.plan, objective, engine.data.shape, change)
+            dense = image_macs(engine.plan, objective, engine.data.shape, change)
+            run.counted[objective] = round(dense * _share_multiplied(run, engine.data.clients[slot.client].capacity))
         examples = engine.training.examples(len(engine.train_rows[slot.client]), round_number)
         spent[slot.client] += examples * run.counted[objective]
     return spent
+
+
+def _share_multiplied(run: Run, capacity: float) -> float:
+    """The share of products whose weight is not zero, in a forward pass of the sub-network as it is now."""
+    plan, shape = run.engine.plan, run.engine.data.shape
+    if plan.submodels is None or not plan.submodels.sparse:
+        return 1.0
+    whole = tensors.gather(run.state.shared, 0)
+    kept = shares_kept(plan.model, plan.submodels.cut(whole, capacity, run.state.round, whole))
+    return macs(plan.model, shape, kept=kept) / macs(plan.model, shape)
 
 
 def training_costs(run: Run) -> dict[str, Any]:
@@ -59,18 +70,16 @@ def training_costs(run: Run) -> dict[str, Any]:
     (Split-Mix, Fig. 5 and 6)."""
     plan, clients, rounds = run.engine.plan, run.engine.data.clients, run.state.round
     whole = {n: shape for n, shape in tensors.shapes(plan.start).items() if plan.tags[n].trained}
-    held = [
-        sum(prod((plan.submodels.shapes(client.capacity) if plan.submodels else whole)[n]) for n in whole)
-        for client in clients
-    ]
+    own = [plan.submodels.sizes(client.capacity) if plan.submodels else {} for client in clients]
+    held = [round(sum(sizes.get(n, prod(shape)) for n, shape in whole.items())) for sizes in own]
     total = plan.method.budget.bases * sum(map(prod, whole.values()))
     spent, sent = np.zeros(len(clients)), np.zeros(len(clients))
     met: dict[str, dict[int, int]] = {client.domain: {} for client in clients}
     for round_number in range(rounds):
         for slot in run.server.ask(round_number).slots:
             sent[slot.client] += held[slot.client]
-            own = met[clients[slot.client].domain]
-            own[slot.base] = max(own.get(slot.base, 0), held[slot.client])
+            met_there = met[clients[slot.client].domain]
+            met_there[slot.base] = max(met_there.get(slot.base, 0), held[slot.client])
         for number, work in macs_of_a_round(run, round_number).items():
             spent[number] += work
     return {

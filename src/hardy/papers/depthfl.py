@@ -1,0 +1,268 @@
+"""DepthFL: a client trains the first blocks of the network that it can afford; exits teach each other.
+
+Kim et al., DepthFL: Depthwise Federated Learning for Heterogeneous Clients, ICLR 2023.
+
+W the network in D blocks, an exit (a classifier of its own) after each · d_k ≤ D the depth client k can train ·
+p_i the prediction of exit i · CE_i its loss · λ(t) weight of the distillation in round t
+1. The server sends client k the blocks and exits 1 to d_k.
+2. It steps on Σ_i CE_i + λ(t)/(d_k − 1) Σ_i Σ_{j≠i} KL(p_j ‖ p_i), i and j up to d_k; no gradient flows into p_j. (Eq. 1)
+3. Every block and exit is averaged over the clients that trained it, weighted by their examples.           (Alg. 1)
+4. Depth d is served by the mean of the logits of its exits.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from math import ceil, exp
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hardy.core.layers import Call
+from hardy.core.method import Method
+from hardy.core.net import Net
+from hardy.core.protocols import Batch, Norm, Objective, Optimiser, Wrapper
+from hardy.core.submodels import Submodels
+from hardy.core.tensors import ImageShape, Tensors
+from hardy.errors import HardyError
+from hardy.models.blocks import named_sequential
+from hardy.models.stacked import Conv2d, Linear, in_turn
+from hardy.parts.norms import batch
+from hardy.parts.objectives import cross_entropy
+from hardy.parts.optimisers import sgd
+from hardy.parts.subnetworks import WIDTHS, SubnetworkBudget, fitting, held_mean
+from hardy.registry import part
+
+Answer = Literal["ensemble", "deepest"]
+_all_exits: ContextVar[bool] = ContextVar("hardy_all_exits", default=False)
+
+
+class EarlyExits(nn.Module):
+    """A network in blocks with an exit after each. It runs as deep as it has tensors: those of deeper blocks are empty.
+
+    It answers with the mean of its exits' logits, or with those of the deepest one; inside `all_exits` with those of
+    all, side by side, [N, exits · classes].
+    """
+
+    def __init__(self, blocks: list[nn.Module], exits: list[nn.Module], answer: Answer) -> None:
+        super().__init__()
+        self.blocks, self.exits, self.answer = nn.ModuleList(blocks), nn.ModuleList(exits), answer
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: list[Tensor] = []
+        for block, leave in zip(self.blocks, self.exits, strict=True):
+            if not next(leave.parameters()).numel():
+                break
+            x = in_turn(x, block)
+            logits.append(in_turn(x, leave))
+        if _all_exits.get():
+            return torch.cat(logits, 1)
+        return torch.stack(logits).mean(0) if self.answer == "ensemble" else logits[-1]
+
+
+@contextmanager
+def all_exits() -> Iterator[None]:
+    token = _all_exits.set(True)
+    try:
+        yield
+    finally:
+        _all_exits.reset(token)
+
+
+def with_exits(model: nn.Module, norm: Norm, shape: ImageShape, most: int, answer: Answer) -> EarlyExits:
+    """A plain network in at most so many blocks. One begins at a layer with weights; its own last layer is the deepest
+    exit. Any other exit is a depthwise separable convolution of stride 2, a norm, a ReLU, the mean over the image and a
+    linear layer; behind layers without an image, the linear layer."""
+    steps: list[tuple[str, nn.Module]] = list(model.named_children()) if isinstance(model, nn.Sequential) else []
+    heavy = [at for at, (_, layer) in enumerate(steps) if any(p.dim() > 1 for p in layer.parameters())]
+    if len(heavy) < 3 or not isinstance(last := steps[-1][1], nn.Linear):
+        raise HardyError(
+            f"budget exits cannot put exits into {type(model).__name__}: it takes an nn.Sequential of 3 or more layers "
+            "with weights, the last one nn.Linear. Write the network so, or take another budget."
+        )
+    trunk = heavy[:-1]
+    count = min(most, len(trunk))
+    begins = [0, *trunk[len(trunk) - count + 1 :], len(steps) - 1]
+    blocks = [named_sequential(**dict(steps[a:b])) for a, b in zip(begins, begins[1:], strict=False)]
+    seen, x = [], torch.zeros(2, *shape, dtype=last.weight.dtype)
+    with torch.no_grad():
+        for block in blocks:
+            x = block(x)
+            seen.append(x.shape[1:])
+    exits = [_exit(own, norm, last.out_features) for own in seen[:-1]]
+    return EarlyExits(blocks, [*exits, named_sequential(fc=last)], answer)
+
+
+def _exit(shape: torch.Size, norm: Norm, classes: int) -> nn.Module:
+    channels = shape[0]
+    if len(shape) == 1:
+        return named_sequential(fc=Linear(channels, classes))
+    return named_sequential(
+        depthwise=Conv2d(channels, channels, 3, stride=2, padding=1, groups=channels, bias=False),
+        pointwise=Conv2d(channels, channels, 1, bias=False),
+        norm=norm.layer(channels),
+        relu=nn.ReLU(),
+        average=nn.AdaptiveAvgPool2d(1),
+        flat=nn.Flatten(),
+        fc=Linear(channels, classes),
+    )
+
+
+class FirstBlocks(Submodels):
+    """The blocks and exits that clients of each capacity train: what they lack is empty."""
+
+    def __init__(self, model: EarlyExits, budget: "ExitBudget") -> None:
+        self.budget, self.depth = budget, len(model.blocks)
+        self.moves = budget.ramp > 0 and budget.distillation > 0
+        self.level = {
+            name: int(name.split(".")[1]) + 1 for name, _ in (*model.named_parameters(), *model.named_buffers())
+        }
+        self.numbers = {name: parameter.numel() for name, parameter in (*model.named_parameters(), *model.named_buffers())}
+
+    def deep(self, capacity: float) -> int:
+        """d of a capacity. A network of fewer blocks than widths has several widths at one depth."""
+        widths = self.budget.widths
+        return ceil(len(fitting(widths, capacity)) * self.depth / len(widths))
+
+    def cut(self, values: Tensors, capacity: float, round_number: int, received: Tensors) -> Tensors:
+        deep = self.deep(capacity)
+        return {n: t[:0] if t.dim() and self.level.get(n, 0) > deep else t for n, t in values.items()}
+
+    def paste(self, part: Tensors, values: Tensors, capacity: float, round_number: int) -> Tensors:
+        return {name: part[name] if part[name].shape == whole.shape else whole for name, whole in values.items()}
+
+    def held(self, capacity: float, round_number: int, shared: Tensors) -> Tensors:
+        deep = self.deep(capacity)
+        return {n: t.new_full(t.shape[1:], self.level.get(n, 0) <= deep, dtype=torch.bool) for n, t in shared.items()}
+
+    def sizes(self, capacity: float) -> dict[str, float]:
+        deep = self.deep(capacity)
+        return {n: count if self.level[n] <= deep else 0 for n, count in self.numbers.items()}
+
+    def alone(self, inner: Objective, capacity: float, round_number: int) -> Objective:
+        return EveryExit(inner=inner, exits=self.deep(capacity), weight=self.budget.weight_at(round_number))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EveryExit(Wrapper):
+    """The sum of an objective's losses over all exits, and what they learn from each other.
+
+    An attack meets the network as it is served. Only passes that are learnt from give each exit's own logits; the blocks
+    run once for all exits.
+    """
+
+    exits: int
+    weight: float
+    """λ(t)"""
+
+    def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
+        seen: list[Tensor] = []
+
+        def of_exit(chosen: Tensor) -> tuple[Tensor, Tensors]:
+            seen.clear()
+            alone = _OneExit(net.model, net.trained, net.buffers)
+            alone.chosen, alone.seen = chosen, seen
+            loss = self.inner.loss(alone, private, batch, key)
+            return loss, alone.buffers
+
+        chosen = torch.eye(self.exits, dtype=batch.x.dtype, device=batch.x.device)
+        losses, buffers = torch.vmap(of_exit, out_dims=(0, None), randomness="same")(chosen)
+        net.buffers = buffers
+        total: Tensor = losses.sum()
+        if self.exits == 1 or not self.weight or not seen:
+            return total
+        return total + self.weight * torch.stack([mutual_divergence(logits) for logits in seen]).mean()
+
+
+class _OneExit(Net):
+    """A network that answers, in passes that are learnt from, with the logits of one exit."""
+
+    chosen: Tensor
+    """[exits], 1 for the exit and 0 for the others"""
+    seen: list[Tensor]
+    """all exits' logits of these passes, [N, exits, classes]"""
+
+    def together(self, *passes: tuple[Tensor, Call]) -> list[Tensor]:
+        if all(call.key is None for _, call in passes):
+            return super().together(*passes)
+        with all_exits():
+            found = [logits.unflatten(1, (len(self.chosen), -1)) for logits in super().together(*passes)]
+        self.seen += found
+        return [torch.einsum("e,nek->nk", self.chosen.to(logits), logits) for logits in found]
+
+
+def mutual_divergence(logits: Tensor) -> Tensor:
+    """1/(E − 1) Σ_i Σ_{j≠i} KL(p_j ‖ p_i), the mean over examples of [N, E, classes]; no gradient flows into p_j."""
+    own = logits.log_softmax(-1)
+    taught = own.detach()
+    apart = F.kl_div(own[:, :, None], taught[:, None], reduction="none", log_target=True).sum(-1)  # [N, i, j]
+    return apart.sum((1, 2)).mean() / (logits.shape[1] - 1)
+
+
+@part("budget", name="exits")
+@dataclass(frozen=True, kw_only=True)
+class ExitBudget(SubnetworkBudget):
+    """Every client trains the first blocks of the network, and the exits behind them: as many as it can afford widths.
+    A width names a depth here."""
+
+    distillation: float = 1.0
+    """λ, weight of what exits learn from each other; 0: nothing"""
+    ramp: int = 0
+    """T, rounds in which λ(t) = λ exp(−5 (1 − t/T)²) grows to λ; the paper's code takes 300 of 1000"""
+    answer: Answer = "ensemble"
+    """what a depth is served by: the mean of its exits' logits, or the deepest exit"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.distillation >= 0 or self.ramp < 0:
+            raise HardyError(
+                f"exits take a distillation and a ramp of 0 or more; they got {self.distillation} and {self.ramp}."
+            )
+        if self.ramp and not self.distillation:
+            raise HardyError(f"ramp of exits is {self.ramp}, but distillation is 0: it has no effect. Leave it out.")
+
+    def weight_at(self, round_number: int) -> float:
+        """λ(t) of a round, counted from 0."""
+        left = 1 - min(1.0, round_number / self.ramp) if self.ramp else 0.0
+        return self.distillation * exp(-5 * left**2)
+
+    def shares_statistics(self, giver: float, taker: float) -> bool:
+        return len(fitting(self.widths, giver)) >= len(fitting(self.widths, taker))
+
+    def prepare(self, model: nn.Module, norm: Norm, shape: ImageShape) -> nn.Module:
+        return with_exits(model, norm, shape, len(self.widths), self.answer)
+
+    def submodels(self, model: nn.Module, shape: ImageShape) -> FirstBlocks:
+        assert isinstance(model, EarlyExits)
+        return FirstBlocks(model, self)
+
+
+exits = ExitBudget
+
+
+@part("method")
+def depthfl(
+    *,
+    widths: tuple[float, ...] = WIDTHS,
+    distillation: float = 1.0,
+    ramp: int = 0,
+    answer: Answer = "ensemble",
+    norm: Norm = batch(),
+    objective: Objective = cross_entropy(),
+    optimiser: Optimiser = sgd(),
+) -> Method:
+    """Each client trains the first blocks of one network that it can afford; exits after each block teach each other."""
+    return Method(
+        name="depthfl",
+        norm=norm,
+        objective=objective,
+        optimiser=optimiser,
+        budget=exits(widths=widths, distillation=distillation, ramp=ramp, answer=answer),
+        aggregator=held_mean(),
+    )
+
+
+__all__ = ["depthfl", "exits"]
