@@ -18,8 +18,8 @@ from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.models import MODELS
 from hardy.models.count import macs
-from hardy.parts.subnetworks import Axes, ChannelSubmodels, channel_axes, held_mean
 from hardy.parts.norms import batch
+from hardy.parts.subnetworks import Axes, ChannelSubmodels, channel_axes, held_mean
 
 WIDTHS = (0.25, 0.5, 1.0)
 

@@ -91,11 +91,11 @@ class OnSubnetworks(Wrapper):
         buffers = net.buffers
         for number, (capacity, objective) in enumerate(zip(self.trained, self.each, strict=True)):
             cut = partial(self.submodels.cut, capacity=capacity, round_number=self.round, received=received)
-            trained, back = vjp(cut, net.trained)
+            trained, *backward = vjp(cut, net.trained)
             narrow = Net(net.model, trained, cut(buffers))
             one = objective.gradient(objective, narrow, private, batch, _own_key(key, number), cut(received))
             buffers = self.submodels.paste(one.buffers, buffers, capacity, self.round)
-            one = one._replace(gradient=back(one.gradient)[0], buffers=buffers)
+            one = one._replace(gradient=backward[0](one.gradient)[0], buffers=buffers)
             found = one if found is None else _sum(found, one)
         assert found is not None
         return found

@@ -43,8 +43,8 @@ class Predictor(nn.Module):
         device: torch.device | str = "cpu",
         images: Callable[[int], Tensor] | None = None,
     ) -> None:
-        """`shared` are the server's tensors after so many rounds, [B, ...], and `own` the clients', [C, B, ...]. Without a robustness the
-        statistics of `branch` serve, by default the norm's. `images` gives a client's training images, for a norm that
+        """`shared` are the server's tensors after so many rounds, [B, ...], and `own` the clients', [C, B, ...].
+        Without a robustness the statistics of `branch` serve, by default the norm's. `images` gives a client's training images, for a norm that
         recomputes statistics."""
         super().__init__()
         norm, names = plan.method.norm, serving.model_names(plan)

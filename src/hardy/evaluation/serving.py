@@ -95,7 +95,8 @@ def serve(
     images: Callable[[], Iterable[Tensor]] | None = None,
 ) -> Served:
     """The networks at a width out of the shared tensors, [B, ...], and the clients' own, [C, B, ...], as so many
-    rounds have left them, with the bases in this order. `images` gives each client's training images in turn, for a norm that recomputes statistics."""
+    rounds have left them, with the bases in this order.
+    `images` gives each client's training images in turn, for a norm that recomputes statistics."""
     budget, names = plan.method.budget, model_names(plan)
     bases = slice(None) if order is None else list(order)
     shared = {name: shared[name][bases] for name in names if name in shared}

@@ -53,8 +53,8 @@ def macs(
     kept: Mapping[str, float] | None = None,
 ) -> int:
     """Multiply-accumulates of convolutions, linear layers, attention and other matrix products in one forward pass of
-    one sample; `tensors` gives the model's other shapes, as in a narrower network, and `kept` the shares of weights that
-    are not zero: only these take products."""
+    one sample; `tensors` gives the model's other shapes, as in a narrower network, and `kept` the shares of the weights
+    that are not zero: only these take products."""
 
     def forward(device: str) -> None:
         here = deepcopy(model).to(device).eval()  # the model stays as it is

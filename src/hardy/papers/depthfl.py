@@ -5,15 +5,16 @@ Kim et al., DepthFL: Depthwise Federated Learning for Heterogeneous Clients, ICL
 W the network in D blocks, an exit (a classifier of its own) after each · d_k ≤ D the depth client k can train ·
 p_i the prediction of exit i · CE_i its loss · λ(t) weight of the distillation in round t
 1. The server sends client k the blocks and exits 1 to d_k.
-2. It steps on Σ_i CE_i + λ(t)/(d_k − 1) Σ_i Σ_{j≠i} KL(p_j ‖ p_i), i and j up to d_k; no gradient flows into p_j. (Eq. 1)
+2. It steps on Σ_i CE_i + λ(t)/(d_k − 1) Σ_i Σ_{j≠i} KL(p_j ‖ p_i), i, j ≤ d_k; no gradient flows into p_j. (Eq. 1)
 3. Every block and exit is averaged over the clients that trained it, weighted by their examples.           (Alg. 1)
 4. Depth d is served by the mean of the logits of its exits.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil, exp
 from typing import Literal
 
@@ -47,7 +48,7 @@ class EarlyExits(nn.Module):
     all, side by side, [N, exits · classes].
     """
 
-    def __init__(self, blocks: list[nn.Module], exits: list[nn.Module], answer: Answer) -> None:
+    def __init__(self, blocks: Sequence[nn.Module], exits: Sequence[nn.Module], answer: Answer) -> None:
         super().__init__()
         self.blocks, self.exits, self.answer = nn.ModuleList(blocks), nn.ModuleList(exits), answer
 
@@ -86,7 +87,7 @@ def with_exits(model: nn.Module, norm: Norm, shape: ImageShape, most: int, answe
     trunk = heavy[:-1]
     count = min(most, len(trunk))
     begins = [0, *trunk[len(trunk) - count + 1 :], len(steps) - 1]
-    blocks = [named_sequential(**dict(steps[a:b])) for a, b in zip(begins, begins[1:], strict=False)]
+    blocks = [named_sequential(**dict(steps[a:b])) for a, b in pairwise(begins)]
     seen, x = [], torch.zeros(2, *shape, dtype=last.weight.dtype)
     with torch.no_grad():
         for block in blocks:
@@ -120,7 +121,9 @@ class FirstBlocks(Submodels):
         self.level = {
             name: int(name.split(".")[1]) + 1 for name, _ in (*model.named_parameters(), *model.named_buffers())
         }
-        self.numbers = {name: parameter.numel() for name, parameter in (*model.named_parameters(), *model.named_buffers())}
+        self.numbers = {
+            name: parameter.numel() for name, parameter in (*model.named_parameters(), *model.named_buffers())
+        }
 
     def deep(self, capacity: float) -> int:
         """d of a capacity. A network of fewer blocks than widths has several widths at one depth."""
@@ -150,8 +153,8 @@ class FirstBlocks(Submodels):
 class EveryExit(Wrapper):
     """The sum of an objective's losses over all exits, and what they learn from each other.
 
-    An attack meets the network as it is served. Only passes that are learnt from give each exit's own logits; the blocks
-    run once for all exits.
+    An attack meets the network as it is served. Only passes that are learnt from give each exit's own logits; the
+    blocks run once for all exits.
     """
 
     exits: int
@@ -159,19 +162,15 @@ class EveryExit(Wrapper):
     """λ(t)"""
 
     def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
-        seen: list[Tensor] = []
+        alone = _OneExit(net.model, net.trained, net.buffers)
 
-        def of_exit(chosen: Tensor) -> tuple[Tensor, Tensors]:
-            seen.clear()
-            alone = _OneExit(net.model, net.trained, net.buffers)
-            alone.chosen, alone.seen = chosen, seen
-            loss = self.inner.loss(alone, private, batch, key)
-            return loss, alone.buffers
+        def of_exit(chosen: Tensor) -> Tensor:
+            alone.chosen, alone.seen, alone.buffers = chosen, [], net.buffers
+            return self.inner.loss(alone, private, batch, key)
 
         chosen = torch.eye(self.exits, dtype=batch.x.dtype, device=batch.x.device)
-        losses, buffers = torch.vmap(of_exit, out_dims=(0, None), randomness="same")(chosen)
-        net.buffers = buffers
-        total: Tensor = losses.sum()
+        total: Tensor = torch.vmap(of_exit, randomness="same")(chosen).sum()
+        net.buffers, seen = alone.buffers, alone.seen  # these do not depend on the exit, so they were computed once
         if self.exits == 1 or not self.weight or not seen:
             return total
         return total + self.weight * torch.stack([mutual_divergence(logits) for logits in seen]).mean()
@@ -189,7 +188,7 @@ class _OneExit(Net):
         if all(call.key is None for _, call in passes):
             return super().together(*passes)
         with all_exits():
-            found = [logits.unflatten(1, (len(self.chosen), -1)) for logits in super().together(*passes)]
+            found = [logits.view(len(logits), len(self.chosen), -1) for logits in super().together(*passes)]
         self.seen += found
         return [torch.einsum("e,nek->nk", self.chosen.to(logits), logits) for logits in found]
 
@@ -254,7 +253,7 @@ def depthfl(
     objective: Objective = cross_entropy(),
     optimiser: Optimiser = sgd(),
 ) -> Method:
-    """Each client trains the first blocks of one network that it can afford; exits after each block teach each other."""
+    """Each client trains the first blocks of one network that it can afford; the exits behind them teach each other."""
     return Method(
         name="depthfl",
         norm=norm,

@@ -4,11 +4,11 @@ Wu et al., FIARSE: Model-Heterogeneous Federated Learning via Importance-Aware S
 
 θ weights and biases of all layers but norms · R_k the width client k can train, γ_k = R_k² its share of the entries ·
 τ_k the threshold · M(θ) = 1 where |θ| ≥ τ_k, else 0 · ⊙ product entry by entry
-1. The server works out τ_k, so that a share γ_k of |θ| is τ_k or more, and sends client k θ ⊙ M(θ); norms are sent whole.
+1. The server works out τ_k, so that a share γ_k of |θ| is τ_k or more, and sends client k θ ⊙ M(θ), and all norms.
 2. It holds τ_k in the round and steps along the threshold-controlled biased gradient of F_k(θ ⊙ M(θ)):
    ∇F_k ⊙ M(θ) ⊙ (1 + 2 τ_k |θ| / (|θ| + τ_k)²), whose second term stands for how θ moves its own mask.
    An entry that falls below τ_k is out, for the rest of the round.
-3. Every entry of θ is averaged over the clients that got it, weighted by their examples; one nobody got keeps its value.
+3. Every entry of θ is averaged over the clients that got it, weighted by examples; one nobody got keeps its value.
 4. Width r is served by θ ⊙ M(θ) with the threshold of share r².
 """
 
@@ -49,7 +49,9 @@ class LargestEntries(Submodels):
 
     def __init__(self, model: nn.Module, widths: tuple[float, ...], scope: Scope) -> None:
         self.widths = tuple(sorted(widths))
-        layers = {p: m for p, m in model.named_modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear)}
+        layers = {
+            p: m for p, m in model.named_modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear)
+        }
         names = [f"{path}.{name}" for path, m in layers.items() for name, _ in m.named_parameters(recurse=False)]
         self.groups = [(name,) for name in names] if scope == "layer" else [tuple(names)]
         """entries that have one threshold"""
@@ -66,7 +68,9 @@ class LargestEntries(Submodels):
 
     def held(self, capacity: float, round_number: int, shared: Tensors) -> Tensors:
         only = {name: shared[name][0] for name in self.numbers if name in shared}
-        return {n: only[n].abs() >= least for group, least in self._thresholds(only, capacity) for n in group if n in only}
+        return {
+            n: only[n].abs() >= least for group, least in self._thresholds(only, capacity) for n in group if n in only
+        }
 
     def sizes(self, capacity: float) -> dict[str, float]:
         return {name: self._share(capacity) * count for name, count in self.numbers.items()}
@@ -104,8 +108,8 @@ class LargestEntries(Submodels):
 @part("budget", name="largest")
 @dataclass(frozen=True, kw_only=True)
 class LargestBudget(SubnetworkBudget):
-    """Every client trains the largest entries of the one network: of width r a share r² of them, as many as a network so
-    wide has."""
+    """Every client trains the largest entries of the one network: of width r a share r² of them, about as many as a
+    network so wide has."""
 
     scope: Scope = "network"
     """network: the largest of all entries; layer: of each tensor by itself, so that every layer keeps its share, and

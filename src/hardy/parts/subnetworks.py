@@ -79,9 +79,7 @@ class SubnetworkBudget(Budget):
     def shares_statistics(self, giver: float, taker: float) -> bool:
         return fitting(self.widths, giver) == fitting(self.widths, taker)
 
-    def serve(
-        self, held: Tensors, width: float, submodels: Submodels | None = None, rounds: int = 0
-    ) -> list[Tensors]:
+    def serve(self, held: Tensors, width: float, submodels: Submodels | None = None, rounds: int = 0) -> list[Tensors]:
         """Its sub-network as clients trained it last."""
         if width not in self.widths:
             raise unknown("width; it must be one that was trained", f"{width:g}", (f"{w:g}" for w in self.widths))
@@ -245,7 +243,7 @@ class Scaled(Wrapper):
 
     def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
         scaled = _ScaledNet(net.model, net.trained, net.buffers)
-        scaled.gain = {name: self.gain for name in self.names}
+        scaled.gain = dict.fromkeys(self.names, self.gain)
         loss = self.inner.loss(scaled, private, batch, key)
         net.buffers = scaled.buffers
         return loss
