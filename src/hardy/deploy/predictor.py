@@ -44,8 +44,8 @@ class Predictor(nn.Module):
         images: Callable[[int], Tensor] | None = None,
     ) -> None:
         """`shared` are the server's tensors after so many rounds, [B, ...], and `own` the clients', [C, B, ...].
-        Without a robustness the statistics of `branch` serve, by default the norm's. `images` gives a client's training images, for a norm that
-        recomputes statistics."""
+        Without a robustness the statistics of `branch` serve, by default the norm's. `images` gives a client's training
+        images, for a norm that recomputes statistics."""
         super().__init__()
         norm, names = plan.method.norm, serving.model_names(plan)
         own = {name: own[name] for name in names if name in own}

@@ -84,7 +84,7 @@ class Engine:
         return {}
 
     def sent(self, work: Work) -> Tensors:
-        """What the clients of a round get, [B, ...]: the shared tensors, and what the cuts of their networks depend on."""
+        """What clients of a round get, [B, ...]: the shared tensors, and what the cuts of their networks depend on."""
         told = self.plan.submodels.told(work.shared) if self.plan.submodels and work.shared else {}
         return {**work.shared, **told}
 
