@@ -111,7 +111,7 @@ def bare_step(run):
     rows = torch.stack([torch.from_numpy(engine.batches(0, s.client)[0]) for s in work.slots]).to(engine.device)
     received = tensors.gather(work.shared, 0)
     each = tensors.apply(lambda t: t.expand(len(work.slots), *t.shape).clone(), received)
-    state = client.fresh_copies(client.init_client(engine.plan, each, {}))
+    state = client.fresh_copies(client.init_client(engine.plan, each, {}, engine.label_counts.clone()))
     keys = torch.from_numpy(client.step_keys(0, 0, work.slots, 1)[0]).to(engine.device)
     rate = torch.tensor(0.01, device=engine.device)
     method = engine.plan.method
@@ -119,7 +119,7 @@ def bare_step(run):
 
     def step():
         with engine.arithmetic():
-            found = gradients(received, state, engine.batch(rows, keys), keys, rate)
+            found = gradients(received, state, engine.batch(rows, keys, state.label_counts), keys, rate)
         client.apply_gradients(method.optimiser, method.objective, state, found, rate)
 
     return step

@@ -119,9 +119,9 @@ class _Blurred(Augmentation):
 
 def test_an_own_augmentation_and_its_costs(tmp_path):
     plan = papers.fedavg().bind(net, (1, 8, 8))
-    plain = image_macs(plan, plan.method.objective, (1, 8, 8))
-    assert image_macs(plan, plan.method.objective, (1, 8, 8), crop_flip(padding=1)) == plain
-    assert image_macs(plan, plan.method.objective, (1, 8, 8), _Blurred()) == plain + 8 * 8 * 8
+    plain = image_macs(plan, plan.method.objective, (1, 8, 8), 3)
+    assert image_macs(plan, plan.method.objective, (1, 8, 8), 3, crop_flip(padding=1)) == plain
+    assert image_macs(plan, plan.method.objective, (1, 8, 8), 3, _Blurred()) == plain + 8 * 8 * 8
     (tmp_path / "own.py").write_text(
         "from dataclasses import dataclass\nfrom hardy.data.augmentation import Augmentation\n\n\n"
         "@dataclass(frozen=True, kw_only=True)\nclass Negative(Augmentation):\n"

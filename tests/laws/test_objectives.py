@@ -69,7 +69,7 @@ def one_net(norm):
     plan.model.double()
     made = Net(plan.model, {n: start[n] for n in plan.trained}, {n: start[n] for n in plan.buffers})
     x = torch.rand(6, 1, 8, 8, dtype=torch.float64)
-    return made, Batch(x, torch.arange(6) % 3), torch.tensor(5)
+    return made, Batch(x, torch.arange(6) % 3, torch.full((3,), 2.0, dtype=x.dtype)), torch.tensor(5)
 
 
 def test_branches_keep_their_own_statistics():
@@ -108,7 +108,7 @@ def test_without_a_budget_the_attack_changes_nothing():
 
 def test_absent_classes_get_no_gradient():
     made, given, key = one_net(batch())
-    two = Batch(given.x, given.y % 2)
+    two = given._replace(y=given.y % 2)
 
     def bias_gradient(objective):
         bias = next(n for n in reversed(made.trained) if n.endswith("bias"))

@@ -244,11 +244,11 @@ def meta_setting(size=6):
     def gradient(objective, given, at=trained):
         return grad(lambda w: objective.loss(Net(plan.model, w, kept), {}, given, torch.tensor(5)))(at)
 
-    return trained, Batch(x, torch.arange(size) % 3), gradient
+    return trained, Batch(x, torch.arange(size) % 3, torch.ones(3)), gradient
 
 
 def half(given, part):
-    return Batch(given.x[part], given.y[part])
+    return given._replace(x=given.x[part], y=given.y[part])
 
 
 def test_meta_without_a_virtual_step_is_the_inner_objective_on_the_second_half():

@@ -167,7 +167,7 @@ def one_net(norm=None, given=True):
             start[n] = torch.rand(start[n].shape, generator=draw, dtype=torch.float64) + 0.2
     x = torch.rand(6, 1, 8, 8, generator=draw, dtype=torch.float64)
     made = Net(plan.model, {n: start[n] for n in plan.trained}, {n: start[n] for n in plan.buffers})
-    return made, Batch(x, torch.arange(6) % 3), torch.tensor(5)
+    return made, Batch(x, torch.arange(6) % 3, torch.full((3,), 2.0)), torch.tensor(5)
 
 
 def gradient(objective, made, given, key):

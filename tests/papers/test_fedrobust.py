@@ -41,10 +41,13 @@ def one_client(objective, shape=SHAPE, seed=0):
         torch.manual_seed(seed)
         plan = papers.fedavg(norm=absent(), objective=objective).bind(net, shape)
     plan.model.double()
-    first = init_client(plan, plan.start, {n: t for n, t in plan.start.items() if n.startswith("shift.")})
+    first = init_client(
+        plan, plan.start, {n: t for n, t in plan.start.items() if n.startswith("shift.")}, torch.ones(3)
+    )
     trained = {n: t.double() for n, t in first.trained.items()}
     private = {n: 0.02 * torch.randn(t.shape, generator=draw, dtype=torch.float64) for n, t in first.private.items()}
-    batch = Batch(torch.rand(5, *shape, generator=draw, dtype=torch.float64), torch.arange(5) % 3)
+    x = torch.rand(5, *shape, generator=draw, dtype=torch.float64)
+    batch = Batch(x, torch.arange(5) % 3, torch.ones(3))
 
     def f(w, psi):
         return objective.loss(Net(plan.model, w, {}), psi, batch, torch.tensor(1)) - objective.price(psi)

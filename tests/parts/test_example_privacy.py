@@ -35,7 +35,8 @@ def one_step(objective, seed=0):
     plan.model.double()
     start = {name: plan.start[name].double() for name in plan.trained}
     draw = torch.Generator().manual_seed(seed)
-    batch = Batch(torch.rand(6, 1, 8, 8, dtype=torch.float64, generator=draw), torch.arange(6) % 3)
+    x = torch.rand(6, 1, 8, 8, dtype=torch.float64, generator=draw)
+    batch = Batch(x, torch.arange(6) % 3, torch.full((3,), 2.0))
     found = objective.gradient(objective, Net(plan.model, start, {}), {}, batch, torch.tensor(5), {})
     return plan.model, start, batch, found
 

@@ -18,6 +18,7 @@ from hardy.reproduce.published_pages import (
     written,
 )
 from hardy.reproduce.records import KEYS, check_record, read_records, record_file, slug
+from hardy.reproduce.tuning import read_choice, tuning_file
 
 FOLDER = Path(__file__).parents[2] / "experiments"
 TABLES = [read_table(path) for path in table_files(FOLDER)]
@@ -47,8 +48,12 @@ def test_results_are_records_of_rows_in_one_schema(table):
 
 def test_no_result_is_an_orphan():
     found = set(FOLDER.rglob("results/**/*.json"))
-    known = {record_file(t, r) for t in TABLES for quick in (False, True) for r in read_records(t, quick=quick)}
-    assert found == known
+    forms = [(table, quick) for table in TABLES for quick in (False, True)]
+    known = {record_file(t, r) for t, quick in forms for r in read_records(t, quick=quick)}
+    tuned = {
+        tuning_file(t, row, quick=quick) for t, quick in forms for row in t.rows if read_choice(t, row, quick=quick)
+    }
+    assert found == known | tuned
 
 
 def test_pages_and_pictures_are_what_the_results_say():

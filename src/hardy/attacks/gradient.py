@@ -61,7 +61,7 @@ class FGSM(Attack):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ascent(Attack):
+class Ascent(Attack):
     """Projected steps along the gradient of a gain. `keep_best` returns the best point met instead of the last."""
 
     epsilon: float = 8 / 255
@@ -80,9 +80,14 @@ class _Ascent(Attack):
         """The direction of a step, out of the gradient and the direction before."""
         return gradient
 
-    @torch.no_grad()
     def perturb(self, forward: Forward, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
-        gain = self.gain(forward, x, y)
+        return self.climb(forward, x, y, key)[0]
+
+    @torch.no_grad()
+    def climb(self, forward: Forward, x: Tensor, y: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """The changed images; and of each in how many steps, of one restart, it was still classified rightly before the
+        step: from 0, where the start fools the network, to `steps`."""
+        gain, held = self.gain(forward, x, y), x.new_full((len(x),), float(self.steps))
 
         def measure(z: Tensor) -> tuple[Tensor, _Found]:
             logits = forward(z)
@@ -92,21 +97,23 @@ class _Ascent(Attack):
         best = None
         for restart in range(self.restarts):
             z = _begin(self.start, random.fold(key, restart), x, self.epsilon, self.ball)
-            direction = torch.zeros_like(x)
+            direction, withstood = torch.zeros_like(x), x.new_zeros(len(x))
             for _ in range(self.steps):
                 gradient, met = grad(measure, has_aux=True)(z)
                 if self.keep_best:
                     best = _better(best, met)
+                withstood = withstood + ~met.fooled
                 direction = self.turn(gradient, direction)
                 z = project(z + self.step * steepest(direction, self.ball), x, self.epsilon, self.ball)
+            held = torch.minimum(held, withstood)
             if self.restarts > 1 or self.keep_best:
                 best = _better(best, measure(z)[1])
-        return z if best is None else best.x
+        return z if best is None else best.x, held
 
 
 @part("attack")
 @dataclass(frozen=True, kw_only=True)
-class PGD(_Ascent):
+class PGD(Ascent):
     """Projected gradient ascent (Madry et al. 2018); loss="kl" climbs the divergence from the clean prediction."""
 
     loss: Loss = "cross_entropy"
@@ -142,7 +149,7 @@ class MIM(PGD):
 
 @part("attack")
 @dataclass(frozen=True, kw_only=True)
-class CW(_Ascent):
+class CW(Ascent):
     """CW-infinity: PGD on the margin, which stops to count beyond `confidence` (as SFAT evaluates, PGD-30)."""
 
     steps: int = 30

@@ -35,6 +35,11 @@ def _declare(parser: ArgumentParser) -> None:
         metavar="N",
         help="stop then; the same command goes on with rows that were under way",
     )
+    parser.add_argument(
+        "--tune",
+        action="store_true",
+        help="choose every row's options on validation rows, by the table's [tuning]; writes results",
+    )
     parser.add_argument("--write", action="store_true", help="put figures into the results, tables into the pages")
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="folder of the run folders")
     parser.add_argument("--folder", type=Path, help="folder of tables (default: experiments, here or of the checkout)")
@@ -76,6 +81,8 @@ def _run(options: Any, folder: Path, names: Sequence[str], overrides: Sequence[s
     from hardy.reproduce.row_jobs import run_jobs
     from hardy.reproduce.row_runs import plan_rows
 
+    if options.tune:
+        return _tune(options, folder, names, overrides)
     device = [f'engine.device="{options.device}"'] if options.device else []
     tables, jobs = plan_rows(
         folder,
@@ -108,6 +115,52 @@ def _run(options: Any, folder: Path, names: Sequence[str], overrides: Sequence[s
     for table in tables:
         if found[table.path]:
             print(f"\n{table.title}\n\n{table_markdown(table, found[table.path], quick=options.quick)}")
+    return failed
+
+
+def _tune(options: Any, folder: Path, names: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """Runs every setting of the rows and stores what is chosen; what could not be run, in words."""
+    from hardy.reproduce.definition import find_table
+    from hardy.reproduce.records import Record
+    from hardy.reproduce.row_jobs import run_jobs
+    from hardy.reproduce.row_runs import plan_rows
+    from hardy.reproduce.tuning import choose, row_settings, write_choice
+
+    if overrides or options.seeds > 1:
+        raise HardyError(
+            "--tune takes the table as it is, on the seed of its [tuning]: leave out --seeds and key=value. Overrides "
+            "for tuning alone belong into [tuning] set."
+        )
+    device = (f'engine.device="{options.device}"',) if options.device else ()
+    _, jobs = plan_rows(
+        folder,
+        names,
+        patterns=options.rows,
+        seeds=1,
+        quick=options.quick,
+        out=options.out,
+        overrides=device,
+        data=options.data,
+        tune=True,
+    )
+    found: dict[tuple[str, str], dict[tuple[str, ...], Record]] = {}
+    failed, left = [], len(jobs)
+    for job, record in run_jobs(jobs, options.jobs, quiet=options.quiet or options.jobs > 1, minutes=options.minutes):
+        words, left = f"{job.table}: {job.row}, {', '.join(job.setting or ())}", left - 1
+        if isinstance(record, str):
+            failed.append(words)
+            print(f"{words}: failed: {record}", flush=True)
+            continue
+        shown = ", ".join(f"{name} {100 * figure['mean']:.1f}" for name, figure in record["figures"].items())
+        print(f"{words}: {shown} on validation rows", flush=True)
+        table, own = find_table(folder, job.table), found.setdefault((job.table, job.row), {})
+        own[job.setting or ()] = record
+        settings = row_settings(table, job.row)
+        if len(own) == len(settings):
+            choice = choose({setting: own[setting] for setting in settings}, quick=options.quick)
+            print(f"{job.table}: {job.row}: {', '.join(choice['chosen'])}; {write_choice(table, choice)}", flush=True)
+    if left:
+        print(f"\nNot finished in {options.minutes:g} minutes: {left} of {len(jobs)} runs. The same command goes on.")
     return failed
 
 

@@ -31,6 +31,8 @@ class ClientState(NamedTuple):
     """the objective's"""
     optimiser: Tensors
     """the optimiser's state"""
+    label_counts: Tensor
+    """[K], of the client's training rows"""
     rounded: Tensors = {}  # noqa: RUF012  # never written to
     """copies of trained weights as products read them, where an engine keeps them"""
 
@@ -50,9 +52,9 @@ def step_keys(seed: int, round_number: int, slots: Sequence[Slot], steps: int) -
     return random.fold(key, np.arange(steps)[:, None])
 
 
-def init_client(plan: Plan, received: Tensors, own: Tensors) -> ClientState:
-    """The state a client starts from: what it received and what it has. An optimiser's state that is not kept is zero,
-    and takes no memory before it is copied."""
+def init_client(plan: Plan, received: Tensors, own: Tensors, label_counts: Tensor) -> ClientState:
+    """The state a client starts from: what it received, what it has, and its rows of each class. An optimiser's state
+    that is not kept is zero, and takes no memory before it is copied."""
     held = {**received, **own}
     trained, shapes = select(held, plan.trained), plan.optimiser_shapes
     name, like = next(iter(trained.items()))
@@ -60,7 +62,7 @@ def init_client(plan: Plan, received: Tensors, own: Tensors) -> ClientState:
     zero = like.new_zeros(())
     optimiser = {n: own[n] if n in own else zero.expand((*slots, *shape)) for n, shape in shapes.items()}
     private = {n: value for n, value in own.items() if n not in plan.model_names and n not in shapes}
-    return ClientState(trained, select(held, plan.buffers), private, optimiser)
+    return ClientState(trained, select(held, plan.buffers), private, optimiser, label_counts)
 
 
 def compute_gradients(
@@ -118,6 +120,7 @@ def apply_gradients(
 
 def make_reply(
     plan: Plan,
+    objective: Objective,
     received: Tensors,
     state: ClientState,
     start: Tensors,
@@ -128,7 +131,8 @@ def make_reply(
     own, added = plan.method.optimiser.finish(
         Outcome(start=start, end=state.trained, received=received, state=state.optimiser, steps=steps, rate=rate)
     )
-    held = {**state.trained, **state.buffers, **state.private, **own, **added}
+    model = {**state.trained, **state.buffers}
+    held = {**model, **objective.finish(state.private, model), **own, **added}
     return Reply(*(select(held, plan.names(where)) for where in Placement))
 
 

@@ -131,6 +131,7 @@ class Method:
         for part, where, extra in (
             (self.optimiser, Placement.SHARED, self.optimiser.shared(select(trained, shared))),
             (self.objective, Placement.PRIVATE, self.objective.private(shape, batch)),
+            (self.objective, Placement.PRIVATE, self.objective.kept(own[0])),
             (self.optimiser, Placement.PRIVATE, self.optimiser.kept_state(trained, shared)),
         ):
             self._refuse_extra(part, where, extra, tag)

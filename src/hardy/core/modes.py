@@ -39,6 +39,18 @@ def drawing_layer(model: nn.Module) -> str | None:
     return found
 
 
+def classifier(model: nn.Module) -> nn.Module:
+    """The layer that makes the logits of a representation: the last linear layer or convolution that ran in
+    `examine`."""
+    path: str | None = vars(model).get("classifier")
+    if path is None:
+        raise HardyError(
+            f"{type(model).__name__} has no linear layer and no convolution, so it has no representation before a "
+            "classifier. Take another network, or a method that asks for none."
+        )
+    return model.get_submodule(path)
+
+
 @contextmanager
 def _drawing(model: nn.Module, key: Tensor | None) -> Iterator[None]:
     if key is None or key.is_meta or drawing_layer(model) is None:
@@ -52,8 +64,8 @@ def _drawing(model: nn.Module, key: Tensor | None) -> Iterator[None]:
 
 @torch.no_grad()
 def examine(model: nn.Module, shape: ImageShape) -> None:
-    """Runs a training pass on random images, and notes on the model which layer draws random numbers by itself.
-    Refuses a model that keeps statistics or random numbers where nobody can place them."""
+    """Runs a training pass on random images, and notes on the model which layer draws random numbers by itself, and
+    which makes the logits. Refuses a model that keeps statistics or random numbers where nobody can place them."""
     set_mode(model, training=True)
     held = next((tensor for tensor in model.parameters()), torch.empty(0))
     state = {name: tensor.clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
@@ -61,7 +73,7 @@ def examine(model: nn.Module, shape: ImageShape) -> None:
     before = {name: tensor.clone() for name, tensor in kept.items()}
     elsewhere = _other_generators()
     key = torch.tensor(0, device=held.device)
-    with torch.random.fork_rng(), calling(branch="clean", statistics="batch", key=key), _watched(model) as drew:
+    with torch.random.fork_rng(), calling(branch="clean", statistics="batch", key=key), _watched(model) as (drew, ran):
         images = torch.rand(4, *shape).to(held.device, held.dtype)
         logits = functional_call(model, state, (images,))
     if not isinstance(logits, Tensor) or logits.dim() != 2:
@@ -81,6 +93,7 @@ def examine(model: nn.Module, shape: ImageShape) -> None:
                 "says whose it is. Replace the layer by one without statistics of its own, or by a batch norm."
             )
     vars(model)["drawing_layer"] = drew[0] if drew else None
+    vars(model)["classifier"] = ran[-1] if ran else None
 
 
 def _other_generators() -> tuple[object, ...]:
@@ -88,22 +101,26 @@ def _other_generators() -> tuple[object, ...]:
 
 
 @contextmanager
-def _watched(model: nn.Module) -> Iterator[list[str]]:
-    """The layers that draw from torch's generator in the passes inside, innermost first."""
+def _watched(model: nn.Module) -> Iterator[tuple[list[str], list[str]]]:
+    """The layers that draw from torch's generator in the passes inside, innermost first; and the paths of linear layers
+    and convolutions, in the order in which they ran."""
     found: list[str] = []
+    ran: list[str] = []
     entered: list[Tensor] = []
     hooks = []
     for path, layer in model.named_modules():
         name = f"{type(layer).__name__} at {path!r}" if path else type(layer).__name__
 
-        def leave(*_: object, name: str = name) -> None:
+        def leave(layer: nn.Module, *_: object, name: str = name, path: str = path) -> None:
+            if isinstance(layer, nn.Linear | nn.Conv2d):
+                ran.append(path)
             if not torch.equal(entered.pop(), torch.random.get_rng_state()):
                 found.append(name)
 
         hooks.append(layer.register_forward_pre_hook(lambda *_: entered.append(torch.random.get_rng_state())))
         hooks.append(layer.register_forward_hook(leave))
     try:
-        yield found
+        yield found, ran
     finally:
         for hook in hooks:
             hook.remove()

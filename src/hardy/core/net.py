@@ -1,13 +1,14 @@
 """A model applied to one slot's tensors, or to those of several bases."""
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor, nn
 
 from hardy.core.layers import Call, UseStatistics, passing
 from hardy.core.manner import fused_products, manner, reading_rounded, round_once
-from hardy.core.modes import call_model
+from hardy.core.modes import call_model, classifier
 from hardy.core.tensors import Tensors
 
 
@@ -15,9 +16,14 @@ class Net:
     """forward(x, branch, statistics) over the tensors of one slot. Passes in batch mode move `buffers`, the
     statistics, which the step reads off afterwards; the tensors given are never written to."""
 
+    received: Tensors
+    """the shared tensors that the client was sent, where somebody has said so"""
+    offset: Tensor | None = None
+    """what is added to the logits"""
+
     def __init__(self, model: nn.Module, trained: Tensors, buffers: Tensors, rounded: Tensors | None = None) -> None:
         """`rounded` are copies of weights as products read them, where somebody has them already."""
-        self.model, self.buffers = model, buffers
+        self.model, self.buffers, self.received = model, buffers, {}
         self._set(trained, rounded)
 
     @property
@@ -30,7 +36,32 @@ class Net:
 
     def at(self, trained: Tensors) -> "Net":
         """The same network on tensors of the same values, to which gradients are taken."""
-        return Net(self.model, trained, self.buffers, self._rounded)
+        made = copy(self)
+        made._set(trained, self._rounded)
+        return made
+
+    def on(self, trained: Tensors, buffers: Tensors) -> "Net":
+        """The same network on other tensors."""
+        made = copy(self)
+        made.buffers = buffers
+        made._set(trained, None)
+        return made
+
+    def plus(self, offset: Tensor) -> "Net":
+        """The same network with this added to its logits."""
+        made = copy(self)
+        made.offset = offset if self.offset is None else self.offset + offset
+        return made
+
+    def knowing(self, received: Tensors) -> "Net":
+        """The same network that knows what the client was sent."""
+        made = copy(self)
+        made.received = received
+        return made
+
+    def sent(self) -> "Net":
+        """The network as the client was sent it; what it was not sent is its own."""
+        return self.on(*({n: self.received.get(n, t) for n, t in own.items()} for own in (self.trained, self.buffers)))
 
     def _set(self, trained: Tensors, rounded: Tensors | None) -> None:
         self._trained, self._read, self._rounded = trained, _prepared(self.model, trained), rounded or {}
@@ -59,7 +90,20 @@ class Net:
         if any(call.statistics == "batch" for call in calls):
             self.buffers = {name: state[name] for name in self.buffers}
         logits = logits.to(images[0].dtype)
+        if self.offset is not None:
+            logits = logits + self.offset
         return [logits] if len(calls) == 1 else list(logits.chunk(len(calls)))
+
+    def features(self, x: Tensor, *, branch: str = "clean", key: Tensor | None = None) -> Tensor:
+        """The representation before the classifier, [N, F], by running statistics: what the last linear layer or
+        convolution is given."""
+        given: list[Tensor] = []
+        hook = classifier(self.model).register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
+        try:
+            self(x, branch=branch, key=key)
+        finally:
+            hook.remove()
+        return given[-1].flatten(1)
 
 
 def _prepared(model: nn.Module, trained: Tensors) -> Tensors:

@@ -156,10 +156,12 @@ class Norm(Part):
 
 
 class Batch(NamedTuple):
-    """Images in [0, 1] and labels of one step."""
+    """Images in [0, 1] and labels of one step, and what an objective may know of the rest of the client's rows."""
 
     x: Tensor
     y: Tensor
+    label_counts: Tensor
+    """[K], how many training rows of each class the client holds; they never leave it"""
 
 
 class StepResult(NamedTuple):
@@ -194,6 +196,25 @@ class Objective(Part):
     def private(self, shape: ImageShape, batch: int) -> Tensors:
         """Private tensors it adds, with their first values, for images and batches of this size."""
         return {}
+
+    def kept(self, model: Tensors) -> Tensors:
+        """Private tensors it makes of the network's own, with their first values, for a client to keep from round to
+        round; `finish` moves them."""
+        return {}
+
+    def finish(self, private: Tensors, model: Tensors) -> Tensors:
+        """Its private tensors at the end of a round, when the network's are these; of one slot, or of a stack."""
+        return private
+
+    @property
+    def mixes_examples(self) -> bool:
+        """Whether what an example costs hangs on other rows of the client, besides the batch of a norm."""
+        return self.has_adversary
+
+    @property
+    def adds_rows(self) -> bool:
+        """Whether its gradient adds a term of the client's rows to that of the objective inside."""
+        return False
 
     def for_client(self, kind: str, round_number: int) -> "Objective":
         """The objective of a client of this kind (AT, ST or "") in a round."""

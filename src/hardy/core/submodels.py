@@ -92,17 +92,14 @@ class OnSubnetworks(Wrapper):
         for number, (capacity, objective) in enumerate(zip(self.trained, self.each, strict=True)):
             cut = partial(self.submodels.cut, capacity=capacity, round_number=self.round, received=received)
             trained, *backward = vjp(cut, net.trained)
-            narrow = Net(net.model, trained, cut(buffers))
-            one = objective.gradient(objective, narrow, private, batch, _own_key(key, number), cut(received))
+            sent, own_key = cut(received), random.fold(key, number) if number else key
+            narrow = net.on(trained, cut(buffers)).knowing(sent)
+            one = objective.gradient(objective, narrow, private, batch, own_key, sent)
             buffers = self.submodels.paste(one.buffers, buffers, capacity, self.round)
             one = one._replace(gradient=backward[0](one.gradient)[0], buffers=buffers)
             found = one if found is None else _sum(found, one)
         assert found is not None
         return found
-
-
-def _own_key(key: Tensor, number: int) -> Tensor:
-    return random.fold(key, number) if number else key
 
 
 def _sum(one: StepResult, other: StepResult) -> StepResult:

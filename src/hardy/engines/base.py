@@ -47,6 +47,8 @@ class Engine:
         if plan.method.pooled:
             self.train_rows = [np.concatenate(self.train_rows)]
         bases = plan.method.budget.bases
+        self.label_counts = self._count_labels()
+        """[C, K], training rows of each class"""
         self.store = self.cast(plan.first(Placement.PRIVATE, len(data.clients), bases))
         """private tensors, [C, B, ...]; shared and reported ones are the server's"""
 
@@ -58,13 +60,18 @@ class Engine:
         """Onto the engine's device, in its precision."""
         return tensors.apply(lambda t: t.to(self.device, self.dtype if t.is_floating_point() else None), values)
 
-    def batch(self, rows: Tensor, key: Tensor) -> Batch:
-        """The images and labels of a step, [B], or of a step of several slots, [S, B] with a key each."""
+    def _count_labels(self) -> Tensor:
+        classes, y = len(self.data.classes), self.data.y_train
+        counts = np.stack([np.bincount(y[rows], minlength=classes) for rows in self.train_rows])
+        return torch.from_numpy(counts).to(self.device, self.dtype)
+
+    def batch(self, rows: Tensor, key: Tensor, label_counts: Tensor) -> Batch:
+        """The images and labels of a step, [B], or of a step of several slots, [S, B] with a key and counts each."""
         x, change = self.device_data.images("train", rows), self.device_data.augmentation
         if change is not None:
             apply = torch.vmap(change.apply) if key.dim() else change.apply
             x = apply(x, random.fold(key, "augmentation"))
-        return Batch(x, self.device_data.y["train"][rows])
+        return Batch(x, self.device_data.y["train"][rows], label_counts)
 
     def arithmetic(self, *, training: bool = True) -> AbstractContextManager[None]:
         """What steps, or evaluations, run in."""

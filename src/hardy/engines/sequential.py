@@ -24,18 +24,18 @@ class Sequential(Engine):
             objective = self.plan.objective(self.data.clients[slot.client], work.round)
             received = tensors.gather(sent, slot.base)
             own = tensors.gather({**work.reported, **self.store}, slot.client, slot.base)
-            first = init_client(self.plan, received, own)
+            first = init_client(self.plan, received, own, self.label_counts[slot.client])
             state, losses = fresh_copies(first), []
             batches = self.batches(work.round, slot.client)
             keys = torch.from_numpy(step_keys(self.seed, work.round, self.numbered([slot]), len(batches)))[:, 0]
             for rows, key in zip(batches, keys.to(self.device), strict=True):
-                batch = self.batch(torch.from_numpy(rows).to(self.device), key)
+                batch = self.batch(torch.from_numpy(rows).to(self.device), key, first.label_counts)
                 with self.arithmetic():
                     found = compute_gradients(self.plan, objective, received, state, batch, key, rate, frozen=frozen)
                 state = apply_gradients(self.plan.method.optimiser, objective, state, found, rate)
                 losses.append(found.loss)
             steps = torch.tensor(len(batches), device=self.device)
-            reply = make_reply(self.plan, received, state, first.trained, steps, rate)
+            reply = make_reply(self.plan, objective, received, state, first.trained, steps, rate)
             self.keep([slot], tensors.stack([reply.private]))
             yield Updates(
                 slots=[slot],

@@ -201,7 +201,7 @@ class Vectorised(Engine):
         rate = tensors.send(torch.tensor(work.rate, dtype=self.dtype), self.device)
         # one base for all slots: one copy of it is enough
         each = tensors.apply(lambda t: t.expand(len(slots), *t.shape), received) if one_base else received
-        first = init_client(self.plan, each, own)
+        first = init_client(self.plan, each, own, self.label_counts[self.where(slots)[0]])
 
         frozen = self.plan.method.norm.frozen(work.round)
         one = partial(compute_gradients, self.plan, objective, frozen=frozen)
@@ -209,7 +209,7 @@ class Vectorised(Engine):
         def look(received: Tensors, state: ClientState, rows: Tensor, key: Tensor, rate: Tensor, opening: bool) -> Any:
             own, dims = _opening(received, state) if opening else (state, 0)
             many = vmap(one, (None if one_base else 0, dims, 0, 0, None), self.manner)
-            batch = self.batch(rows, key)
+            batch = self.batch(rows, key, state.label_counts)
             with self.arithmetic():
                 return many(received, own, batch, key, rate)
 
@@ -230,7 +230,7 @@ class Vectorised(Engine):
         for t, members, rows in task.schedule:
             losses[t, members] = lane.step(rows, task.keys[t, members], members, opening=alike and t == 0)
 
-        reply = make_reply(self.plan, received, lane.unload(), first.trained, task.counts, rate)
+        reply = make_reply(self.plan, objective, received, lane.unload(), first.trained, task.counts, rate)
         order = torch.arange(task.longest, device=self.device)[:, None]
         last = (order >= task.counts - task.window) & (order < task.counts)
         updates = Updates(

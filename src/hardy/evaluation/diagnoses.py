@@ -64,12 +64,12 @@ def _context(
     keys = random.fold(torch.tensor(engine.seed, device=engine.device), "diagnose", clients)
 
     def each(function: Callable[[Net, Tensors, Batch, Tensor], Any]) -> Any:
-        def client(common: Tensors, own: Tensors, x: Tensor, y: Tensor, key: Tensor) -> Any:
+        def client(common: Tensors, own: Tensors, batch: Batch, key: Tensor) -> Any:
             net = base_net(plan, {**common, **own})
             private = {name: value for name, value in own.items() if name not in plan.model_names}
-            return function(net, private, Batch(x, y), key)
+            return function(net, private, batch, key)
 
-        return engine.map(client, common, own, x, y, keys)
+        return engine.map(client, common, own, Batch(x, y, engine.label_counts[clients]), keys)
 
     return DiagnosisContext(
         each=each,

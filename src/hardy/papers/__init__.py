@@ -1,6 +1,8 @@
 """One paper, one file: its new piece and a function that returns a Method."""
 
 from hardy.papers.afl import afl
+from hardy.papers.calfat import calfat
+from hardy.papers.dbfat import dbfat
 from hardy.papers.depthfl import depthfl
 from hardy.papers.dsgd import dsgd
 from hardy.papers.fat import fatavg, fatavg_dbn, fatbn, fatfree, fatmeta, fatprox, fatscaffold
@@ -9,6 +11,8 @@ from hardy.papers.fed_ensemble import fed_ensemble
 from hardy.papers.fed_soft_better import fed_soft_better
 from hardy.papers.fedavg import centralised, fedavg, fedprox, local_only
 from hardy.papers.fedbn import fedbn
+from hardy.papers.fedgkd import fedgkd
+from hardy.papers.fedlc import fedlc
 from hardy.papers.fednova import fednova
 from hardy.papers.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from hardy.papers.fedrbn import fedrbn
@@ -17,8 +21,10 @@ from hardy.papers.fedrolex import fedrolex
 from hardy.papers.fedwon import fedwon
 from hardy.papers.fiarse import fiarse
 from hardy.papers.fixbn import fixbn
+from hardy.papers.gairat import fedgairat
 from hardy.papers.hbn import hbn
 from hardy.papers.heterofl import heterofl, sheterofl
+from hardy.papers.moon import moon
 from hardy.papers.oat import oat
 from hardy.papers.per_fedavg import per_fedavg
 from hardy.papers.scaffold import scaffold
@@ -29,7 +35,9 @@ from hardy.papers.synchronised import synchronised
 
 __all__ = [
     "afl",
+    "calfat",
     "centralised",
+    "dbfat",
     "depthfl",
     "dsgd",
     "fatavg",
@@ -47,6 +55,9 @@ __all__ = [
     "fedavg",
     "fedavgm",
     "fedbn",
+    "fedgairat",
+    "fedgkd",
+    "fedlc",
     "fednova",
     "fedprox",
     "fedrbn",
@@ -59,6 +70,7 @@ __all__ = [
     "hbn",
     "heterofl",
     "local_only",
+    "moon",
     "oat",
     "per_fedavg",
     "scaffold",

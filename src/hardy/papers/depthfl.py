@@ -163,6 +163,7 @@ class EveryExit(Wrapper):
 
     def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
         alone = _OneExit(net.model, net.trained, net.buffers)
+        alone.received, alone.offset = net.received, net.offset
 
         def of_exit(chosen: Tensor) -> Tensor:
             alone.chosen, alone.seen, alone.buffers = chosen, [], net.buffers
@@ -184,13 +185,23 @@ class _OneExit(Net):
     seen: list[Tensor]
     """all exits' logits of these passes, [N, exits, classes]"""
 
+    def at(self, trained: Tensors) -> Net:
+        made = super().at(trained)
+        assert isinstance(made, _OneExit)
+        made.seen = []  # gradients are taken inside: what is seen there is gone afterwards
+        return made
+
     def together(self, *passes: tuple[Tensor, Call]) -> list[Tensor]:
         if all(call.key is None for _, call in passes):
             return super().together(*passes)
+        every = self.on(self.trained, self.buffers)
+        every.offset = None  # it is added to the logits of one exit
         with all_exits():
-            found = [logits.view(len(logits), len(self.chosen), -1) for logits in super().together(*passes)]
+            found = [logits.view(len(logits), len(self.chosen), -1) for logits in Net.together(every, *passes)]
+        self.buffers = every.buffers
         self.seen += found
-        return [torch.einsum("e,nek->nk", self.chosen.to(logits), logits) for logits in found]
+        own = [torch.einsum("e,nek->nk", self.chosen.to(logits), logits) for logits in found]
+        return own if self.offset is None else [logits + self.offset for logits in own]
 
 
 def mutual_divergence(logits: Tensor) -> Tensor:

@@ -151,7 +151,7 @@ class Shifted(Wrapper):
         return torch.stack([self.rates[n][1] * t.square().sum() for n, t in _psi(private).items()]).sum()
 
     def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
-        return self.inner.loss(net, private, Batch(self.shift(private, batch.x), batch.y), key)
+        return self.inner.loss(net, private, batch._replace(x=self.shift(private, batch.x)), key)
 
     def ascend(self, psi: Tensors, slope: Tensors) -> Tensors:
         """ψ + η₂ ∇_ψ f."""
@@ -193,7 +193,7 @@ class PrimalGap(Diagnosis):
 
         def client(net: Net, private: Tensors, batch: Batch, key: Tensor) -> dict[str, Any]:
             def f(w: Tensors, psi: Tensors) -> Tensor:
-                there = Net(net.model, {**net.trained, **w}, net.buffers)
+                there = net.on({**net.trained, **w}, net.buffers)
                 return shifted.loss(there, {**private, **psi}, batch, key) - shifted.price(psi)
 
             shared, psi = select(net.trained, context.shared), _psi(private)

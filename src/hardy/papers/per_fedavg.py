@@ -50,12 +50,12 @@ class Meta(Wrapper):
         first, second = halves(batch)
 
         def virtual(trained: Tensors) -> tuple[Tensor, Tensors]:
-            here = Net(net.model, trained, net.buffers)
+            here = net.on(trained, net.buffers)
             return self.inner.loss(here, private, first, random.fold(key, "virtual")), here.buffers
 
         with torch.no_grad():  # first order: to the real step the virtual one is a constant
             gradient, buffers = grad(virtual, has_aux=True)(net.trained)
-        there = Net(net.model, {n: w - self.rate * gradient[n] for n, w in net.trained.items()}, buffers)
+        there = net.on({n: w - self.rate * gradient[n] for n, w in net.trained.items()}, buffers)
         loss = self.inner.loss(there, private, second, key)
         net.buffers = there.buffers
         return loss
@@ -65,7 +65,7 @@ def halves(batch: Batch) -> tuple[Batch, Batch]:
     """D and D′. In a batch of three or less they overlap, since one example alone has no batch statistics."""
     size = len(batch.x)
     end, start = max(size // 2, 2), min(size // 2, max(size - 2, 0))
-    return Batch(batch.x[:end], batch.y[:end]), Batch(batch.x[start:], batch.y[start:])
+    return batch._replace(x=batch.x[:end], y=batch.y[:end]), batch._replace(x=batch.x[start:], y=batch.y[start:])
 
 
 meta = Meta

@@ -21,12 +21,12 @@ from hardy.core import random
 from hardy.core.account import Mechanism, epsilon_of
 from hardy.core.method import Method, Plan
 from hardy.core.net import Net
-from hardy.core.protocols import Batch, Objective, Setting, StepResult, Wrapper, walk
+from hardy.core.protocols import Batch, Objective, Setting, StepResult, Wrapper, name_part, walk
 from hardy.core.tensors import Tensors
 from hardy.core.training import Training
 from hardy.errors import HardyError
 from hardy.parts.aggregators.base import EqualWeights, Stage
-from hardy.parts.objectives import CrossEntropy, MaskedCrossEntropy
+from hardy.parts.objectives import CrossEntropy
 from hardy.registry import part
 
 
@@ -64,11 +64,17 @@ class DpSgd(Wrapper):
                 "of one holds what the others are. Usual fix: norm group."
             )
         for inner in walk(self.inner):
-            mixes = isinstance(inner, Objective) and (inner.has_adversary or inner.private((1, 8, 8), 1))
-            if mixes or isinstance(inner, MaskedCrossEntropy):
+            if isinstance(inner, Objective) and (inner.mixes_examples or inner.private((1, 8, 8), 1)):
                 raise HardyError(
                     f"dp_sgd around {inner}: it looks at several examples together. Usual fix: cross_entropy or an "
                     "adversarial objective without tensors of its own."
+                )
+        for outer in walk(method.objective):
+            around = outer is not self and any(part is self for part in walk(outer))
+            if around and isinstance(outer, Objective) and outer.adds_rows:
+                raise HardyError(
+                    f"{name_part(outer)} around dp_sgd adds a gradient of the client's images that is neither clipped "
+                    "nor covered by noise. Usual fix: dp_sgd around it, or leave one of them out."
                 )
         for stage in walk(method.aggregator):
             if isinstance(stage, Stage) and stage.changes_weights and not isinstance(stage, EqualWeights):
@@ -86,14 +92,18 @@ class DpSgd(Wrapper):
         if not self.delta < 1 / (most := sum(rows) if method.pooled else max(rows)):
             raise HardyError(f"delta of dp_sgd is {self.delta:g}; with {most} rows it must be below {1 / most:.2g}.")
 
+    @property
+    def adds_rows(self) -> bool:
+        return False
+
     def gradient(
         self, outer: Objective, net: Net, private: Tensors, batch: Batch, key: Tensor, received: Tensors
     ) -> StepResult:
         count = len(batch.x)
 
         def one(x: Tensor, y: Tensor, key: Tensor) -> tuple[Tensors, Tensor]:
-            alone = Net(net.model, net.trained, net.buffers)
-            found = self.inner.gradient(outer, alone, private, Batch(x[None], y[None]), key, received)
+            alone = net.on(net.trained, net.buffers)
+            found = self.inner.gradient(outer, alone, private, batch._replace(x=x[None], y=y[None]), key, received)
             length = torch.stack([g.square().sum() for g in found.gradient.values()]).sum().sqrt()
             scale = (self.clip / length.clamp_min(1e-30)).clamp_max(1.0) / count
             return {name: g * scale for name, g in found.gradient.items()}, found.loss

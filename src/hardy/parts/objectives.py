@@ -10,8 +10,9 @@ from torch.func import grad
 from torch.nn import functional as F
 
 from hardy.core import random
+from hardy.core.method import Method
 from hardy.core.net import Net
-from hardy.core.protocols import Batch, Objective, StepResult, Wrapper
+from hardy.core.protocols import Batch, Budget, Objective, Part, Setting, StepResult, Wrapper, name_part, walk
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.registry import part
@@ -38,6 +39,10 @@ class MaskedCrossEntropy(Objective):
 
     as_published: bool = False
     """HeteroFL and Split-Mix set those logits to 0, which leaves them e⁰ in the sum, instead of leaving them out"""
+
+    @property
+    def mixes_examples(self) -> bool:
+        return True
 
     def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
         logits = net(batch.x, statistics="batch", key=key)
@@ -144,12 +149,18 @@ class Distilled(Wrapper):
     def branches(self) -> frozenset[str]:
         return self.inner.branches | {self.branch}
 
+    @property
+    def adds_rows(self) -> bool:
+        return True
+
+    def check(self, method: Method, setting: Setting) -> None:
+        refuse_submodels(self, method)
+
     def gradient(
         self, outer: Objective, net: Net, private: Tensors, batch: Batch, key: Tensor, received: Tensors
     ) -> StepResult:
         with torch.no_grad():
-            sent = Net(net.model, {name: received.get(name, own) for name, own in net.trained.items()}, net.buffers)
-            taught = F.log_softmax(sent(batch.x, branch=self.branch) / self.temperature, -1)
+            taught = F.log_softmax(net.knowing(received).sent()(batch.x, branch=self.branch) / self.temperature, -1)
 
         def apart(trained: Tensors) -> Tensor:
             own = net.at(trained)(batch.x, branch=self.branch, key=random.fold(key, "distillation"))
@@ -160,6 +171,49 @@ class Distilled(Wrapper):
         pulled = grad(apart)(net.trained)
         found = self.inner.gradient(outer, net, private, batch, key, received)
         return found._replace(gradient={name: g + pulled[name] for name, g in found.gradient.items()})
+
+
+def refuse_submodels(part: Part, method: Method) -> None:
+    """Refuses a part that asks the whole network for its answers where clients hold a part of it."""
+    if type(method.budget).submodels is not Budget.submodels:
+        raise HardyError(
+            f"{name_part(part)} compares whole networks, but with budget {name_part(method.budget)!r} a client holds a "
+            "part of one. Usual fix: budget full, or leave it out."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibrated(Wrapper):
+    """The inner objective on logits that are moved, class by class, by what the client holds of each class. Attacks
+    inside climb the moved ones too; predictions are made with the plain ones."""
+
+    inner: Objective = CrossEntropy()
+
+    def offset(self, counts: Tensor) -> Tensor:
+        """What is added to the logits, [K], for so many rows of each class."""
+        raise NotImplementedError
+
+    @property
+    def mixes_examples(self) -> bool:
+        return True
+
+    def check(self, method: Method, setting: Setting) -> None:
+        if method.pooled:
+            raise HardyError(
+                f"{name_part(self)} makes clients of unlike labels agree, but method {method.name!r} pools all rows. "
+                "Leave one of them out."
+            )
+        for inner in walk(self.inner):
+            if isinstance(inner, Calibrated):
+                raise HardyError(
+                    f"{name_part(self)} around {name_part(inner)} calibrates twice. Leave one of them out."
+                )
+
+    def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
+        moved = net.plus(self.offset(batch.label_counts))
+        loss = self.inner.loss(moved, private, batch, key)
+        net.buffers = moved.buffers
+        return loss
 
 
 cross_entropy, distilled, masked_cross_entropy, ramped = CrossEntropy, Distilled, MaskedCrossEntropy, Ramped

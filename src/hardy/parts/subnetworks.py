@@ -243,7 +243,7 @@ class Scaled(Wrapper):
 
     def loss(self, net: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
         scaled = _ScaledNet(net.model, net.trained, net.buffers)
-        scaled.gain = dict.fromkeys(self.names, self.gain)
+        scaled.received, scaled.offset, scaled.gain = net.received, net.offset, dict.fromkeys(self.names, self.gain)
         loss = self.inner.loss(scaled, private, batch, key)
         net.buffers = scaled.buffers
         return loss
@@ -255,8 +255,8 @@ class _ScaledNet(Net):
     def together(self, *passes: tuple[Tensor, Call]) -> list[Tensor]:
         if all(call.key is None for _, call in passes):
             return super().together(*passes)
-        learning = Net(self.model, {n: t * self.gain.get(n, 1.0) for n, t in self.trained.items()}, self.buffers)
-        found = learning.together(*passes)
+        learning = self.on({n: t * self.gain.get(n, 1.0) for n, t in self.trained.items()}, self.buffers)
+        found = Net.together(learning, *passes)
         self.buffers = learning.buffers
         return found
 

@@ -77,8 +77,33 @@ class TableRow:
     """column -> the paper's figure"""
     not_run: str = ""
     """why it cannot be run here"""
+    vary: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    """the row's one parameter that tuning varies beside what the table varies for all rows, and its values"""
     options: dict[str, Any] = field(default_factory=dict)
     """what the table's program is told of the row"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """How the options of every row are chosen, by `--tune`: the best on validation rows of a seed of its own."""
+
+    vary: dict[str, tuple[Any, ...]]
+    """key -> values that every row tries, such as {"training.rate" = [0.02, 0.1]}"""
+    seed: int
+    """which no figure of the table comes from"""
+    by: tuple[str, ...] = (CLEAN,)
+    """clean and threats, whose mean on validation rows decides"""
+    limit: int | None = None
+    """validation rows of each client; absent: all"""
+    set: tuple[str, ...] = ()
+    """overrides while it tunes, such as fewer rounds"""
+
+    def __post_init__(self) -> None:
+        if not self.vary or not all(self.vary.values()) or not self.by:
+            raise HardyError('tuning needs values to vary and a measure to choose by, such as by = ["clean"].')
+        for threat in self.by:
+            if threat != CLEAN:
+                parse_threat(threat)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +153,7 @@ class ResultTable:
     overrides: dict[str, tuple[str, ...]] = field(default_factory=dict)
     rows: dict[str, TableRow]
     measures: tuple[RowMeasure, ...] = ()
+    tuning: Tuning | None = None
     quick: Quick | None = None
 
     # where it was read from
@@ -209,8 +235,18 @@ class ResultTable:
             for text in (*row.set, *(row.quick or ()), *self.set):
                 if text.startswith("@") and text[1:] not in self.overrides:
                     raise unknown(f"list of overrides in {where}", text[1:], self.overrides)
+            common = {*self.tuning.vary} if self.tuning else set()
+            if row.vary and (not common or len(row.vary) > 1 or row.same or row.vary.keys() & common):
+                raise HardyError(
+                    f"{where}: row {name!r} varies {', '.join(row.vary)}; a row may vary one key, which the table does "
+                    "not vary, and only with [tuning] and runs of its own."
+                )
+            if told := {word.partition("=")[0] for word in row.set} & {*common, *row.vary}:
+                raise HardyError(f"{where}: row {name!r} sets {min(told)}, which tuning varies. Leave one of them out.")
             if row.not_run and (row.set or row.same):
                 raise HardyError(f"{where}: row {name!r} is not run, so `set` has no effect. Leave one of them out.")
+        if self.tuning and self.program:
+            raise HardyError(f"{where} is measured by {self.program}, so [tuning] has no effect. Leave it out.")
         for measure in self.measures:
             if not any(re.search(measure.rows, name) for name in self.rows):
                 raise HardyError(f"{where}: no row has the measure {measure.name!r} ({measure.rows!r}).")

@@ -10,6 +10,7 @@ from statistics import mean, stdev
 from hardy.errors import HardyError
 from hardy.reproduce.definition import ResultTable, split_column
 from hardy.reproduce.records import Record, value_of
+from hardy.reproduce.tuning import tuning_words
 
 ENOUGH_SEEDS = 3
 """fewer say too little of the noise between seeds for a difference to be set in bold"""
@@ -253,7 +254,9 @@ def table_block(table: ResultTable, records: Sequence[Record], quick: Sequence[R
     """What stands in a page for a table: on its data, and below that with --quick."""
     parts = []
     if records or any(row.paper for row in table.rows.values()):
-        parts.append(table_markdown(table, records))
+        parts += [table_markdown(table, records), tuning_words(table, table.rows, quick=False)]
     if quick:
         parts += ["On the embedded digits (`--quick`):", table_markdown(table, quick, quick=True)]
+        parts.append(tuning_words(table, table.rows, quick=True))
+    parts = list(filter(None, parts))
     return "\n\n".join(parts) or "Not run."

@@ -14,6 +14,7 @@ from hardy.reproduce.records import Record
 from hardy.reproduce.row_runs import RowJob, try_row
 
 _Ended = tuple[RowJob, Record | str]
+_Runs = tuple[str, str, int, tuple[str, ...] | None]
 _STOPPED = "stopped. The same command goes on where it was."
 
 
@@ -27,7 +28,7 @@ def run_jobs(
             yield job, try_row(job, quiet=quiet)
         return
     waiting = [(job, _runs_of(job)) for job in jobs]
-    running: dict[Connection, tuple[RowJob, tuple[str, str, int], SpawnProcess]] = {}
+    running: dict[Connection, tuple[RowJob, _Runs, SpawnProcess]] = {}
     end = None if minutes is None else time.monotonic() + 60 * minutes
     with _ended_by_sigterm():
         try:
@@ -50,15 +51,13 @@ def run_jobs(
                 process.join()
 
 
-def _runs_of(job: RowJob) -> tuple[str, str, int]:
+def _runs_of(job: RowJob) -> _Runs:
     """What tells the run of a job from others."""
     home, row = same_row(find_table(job.folder, job.table), job.row)
-    return home.path, row, job.seed
+    return home.path, row, job.seed, job.setting
 
 
-def _started(
-    job: RowJob, key: tuple[str, str, int]
-) -> dict[Connection, tuple[RowJob, tuple[str, str, int], SpawnProcess]]:
+def _started(job: RowJob, key: _Runs) -> dict[Connection, tuple[RowJob, _Runs, SpawnProcess]]:
     context = get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_in_process, args=(job, theirs))

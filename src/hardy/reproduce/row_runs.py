@@ -32,6 +32,7 @@ from hardy.reproduce.records import (
     today,
     write_record,
 )
+from hardy.reproduce.tuning import chosen_overrides, row_settings, tuning_measures
 from hardy.runs.api import evaluate, fit, load, resume
 from hardy.runs.run import Run
 
@@ -54,6 +55,8 @@ class RowJob:
     out: Path
     quick: bool = False
     overrides: tuple[str, ...] = ()
+    setting: tuple[str, ...] | None = None
+    """overrides that tuning tries, on its own seed and validation rows; None: the row as it was tuned"""
     data: Path | None = None
 
 
@@ -67,8 +70,10 @@ def plan_rows(
     out: Path,
     overrides: tuple[str, ...] = (),
     data: Path | None = None,
+    tune: bool = False,
 ) -> tuple[list[ResultTable], list[RowJob]]:
-    """The tables that names stand for, and their rows: seed by seed, so that every row has one before any has two."""
+    """The tables that names stand for, and their rows: seed by seed, so that every row has one before any has two.
+    With `tune`, every setting of every row instead."""
     named = (table for name in names for table in _tables(folder, name, quick=quick))
     tables = list({table.path: table for table in named}.values())
     rows = [(table, row) for table in tables for row in table.rows_of(quick=quick)]
@@ -79,12 +84,16 @@ def plan_rows(
         if not any(_named(pattern, row) for _, row in rows):
             raise unknown("row", pattern, [row for _, row in rows])
     chosen = [(table, row) for table, row in rows if not patterns or any(_named(one, row) for one in patterns)]
+    if tune:
+        chosen = [(table, row) for table, row in chosen if table.tuning and not table.rows[row].same]
+        if not chosen:
+            raise HardyError(f"{', '.join(names)} has no [tuning] in its TOML, so --tune has no effect. Leave it out.")
+    first = RowJob(folder=folder, table="", row="", seed=0, out=out, quick=quick, overrides=overrides, data=data)
     return tables, [
-        RowJob(
-            folder=folder, table=table.path, row=row, seed=seed, out=out, quick=quick, overrides=overrides, data=data
-        )
+        replace(first, table=table.path, row=row, seed=seed, setting=setting)
         for seed in range(seeds)
         for table, row in chosen
+        for setting in (row_settings(table, row) if tune else [None])
     ]
 
 
@@ -122,8 +131,8 @@ def try_row(job: RowJob, *, quiet: bool) -> Record | str:
 def run_row(job: RowJob, *, quiet: bool = True) -> Record:
     """The record of a row, from its run. A run and figures that are there are used again."""
     table = find_table(job.folder, job.table)
-    measures = table.measures_of(job.row, quick=job.quick)
-    if job.quick and table.quick and table.quick.limit:
+    measures = table.measures_of(job.row, quick=job.quick) if job.setting is None else tuning_measures(table)
+    if job.setting is None and job.quick and table.quick and table.quick.limit:
         measures = [replace(one, limit=table.quick.limit) if one.threat else one for one in measures]
     if table.program:
         return _run_program(table, job)
@@ -150,10 +159,20 @@ def row_experiment(table: ResultTable, job: RowJob) -> tuple[Experiment, ResultT
     """The experiment of a row, and the table and row whose runs it shares."""
     home, name = same_row(table, job.row)
     file = home.quick.experiment if job.quick and home.quick and home.quick.experiment else home.experiment
-    overrides = [*home.overrides_of(name, quick=job.quick), *_UNTESTED, *job.overrides]
+    if job.setting is None:
+        tuned = chosen_overrides(home, name, quick=job.quick, given=job.overrides)
+    else:
+        assert home.tuning is not None
+        tuned = *home.tuning.set, *job.setting
+    overrides = [*home.overrides_of(name, quick=job.quick), *tuned, *_UNTESTED, *job.overrides]
     code = [str((home.folder / home.code).resolve())] if home.code else []
     chosen = hardy.read(home.folder / file, overrides, imports=code)
-    return replace(chosen, seed=chosen.seed + job.seed), home, name
+    if job.setting is not None and home.tuning is not None:
+        return replace(chosen, seed=home.tuning.seed), home, name
+    seed = chosen.seed + job.seed
+    if home.tuning and seed == home.tuning.seed:
+        raise HardyError(f"{home.path} is tuned on seed {seed}, so it cannot be measured on it. Take fewer --seeds.")
+    return replace(chosen, seed=seed), home, name
 
 
 def _record(table: ResultTable, job: RowJob, mark: str) -> Record:

@@ -168,6 +168,7 @@ def _one_image(run: Run, engine: Engine, client: int, row: int, usual: Tensor, i
         one.plan,
         tensors.gather(state.shared, slot.base),
         tensors.gather({**state.reported, **one.store}, slot.client, slot.base),
+        one.label_counts[slot.client],
     )
     net = Net(one.plan.model, first.trained, first.buffers)
     (updates,) = one.train(Work(round=0, rate=rate, slots=[slot], shared=state.shared, reported=state.reported))

@@ -20,7 +20,9 @@ _IMAGES = 12
 """of the batch that is counted; a loss may split it"""
 
 
-def image_macs(plan: Plan, objective: Objective, shape: ImageShape, augmentation: Augmentation | None = None) -> int:
+def image_macs(
+    plan: Plan, objective: Objective, shape: ImageShape, classes: int, augmentation: Augmentation | None = None
+) -> int:
     """Multiply-accumulates that one image takes in a training step: all products of the augmentation and of the forward
     and backward passes that this objective makes, attacks included, counted by running the step on tensors without
     data."""
@@ -35,9 +37,10 @@ def image_macs(plan: Plan, objective: Objective, shape: ImageShape, augmentation
         start = here({**plan.start, **constants})
         net = Net(model, tensors.select(start, plan.trained), tensors.select(start, [*plan.buffers, *constants]))
         y, key = (torch.zeros(size, dtype=torch.int64, device=device) for size in (_IMAGES, ()))
-        x, private = torch.zeros(_IMAGES, *shape, device=device), here(objective.private(shape, _IMAGES))
+        x = torch.zeros(_IMAGES, *shape, device=device)
+        private = here({**objective.private(shape, _IMAGES), **objective.kept(start)})
         x = x if augmentation is None else augmentation.apply(x, key)
-        objective.gradient(objective, net, private, Batch(x, y), key, start)
+        objective.gradient(objective, net, private, Batch(x, y, torch.ones(classes, device=device)), key, start)
 
     return count_macs(step) // _IMAGES
 
@@ -45,10 +48,11 @@ def image_macs(plan: Plan, objective: Objective, shape: ImageShape, augmentation
 def macs_of_a_round(run: Run, round_number: int) -> dict[int, int]:
     """Client -> multiply-accumulates of its round."""
     engine, spent, change = run.engine, defaultdict[int, int](int), run.experiment.data.augmentation
+    classes = len(engine.data.classes)
     for slot in run.server.ask(round_number).slots:
         objective = engine.plan.objective(engine.data.clients[slot.client], round_number)
         if objective not in run.counted:
-            dense = image_macs(engine.plan, objective, engine.data.shape, change)
+            dense = image_macs(engine.plan, objective, engine.data.shape, classes, change)
             run.counted[objective] = round(dense * _share_multiplied(run, engine.data.clients[slot.client].capacity))
         examples = engine.training.examples(len(engine.train_rows[slot.client]), round_number)
         spent[slot.client] += examples * run.counted[objective]
