@@ -20,7 +20,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hardy.core.layers import Call
 from hardy.core.method import Method
@@ -31,6 +30,7 @@ from hardy.core.tensors import ImageShape, Tensors
 from hardy.errors import HardyError
 from hardy.models.blocks import named_sequential
 from hardy.models.stacked import Conv2d, Linear, in_turn
+from hardy.parts.adversarial import divergence
 from hardy.parts.norms import batch
 from hardy.parts.objectives import cross_entropy
 from hardy.parts.optimisers import sgd
@@ -206,9 +206,7 @@ class _OneExit(Net):
 
 def mutual_divergence(logits: Tensor) -> Tensor:
     """1/(E − 1) Σ_i Σ_{j≠i} KL(p_j ‖ p_i), the mean over examples of [N, E, classes]; no gradient flows into p_j."""
-    own = logits.log_softmax(-1)
-    taught = own.detach()
-    apart = F.kl_div(own[:, :, None], taught[:, None], reduction="none", log_target=True).sum(-1)  # [N, i, j]
+    apart = divergence(logits.detach()[:, None], logits[:, :, None])  # [N, i, j]
     return apart.sum((1, 2)).mean() / (logits.shape[1] - 1)
 
 

@@ -65,9 +65,9 @@ class Propagated(Local):
             if unfit := [giver for giver in sorted(givers) if not method.budget.shares_statistics(giver, taker)]:
                 raise HardyError(
                     f"norm propagated hands statistics of AT clients of capacity {unfit[0]:g} to ST clients of "
-                    f"capacity {taker:g}, but budget {name_part(method.budget)!r} gives these another network, whose layers have "
-                    "other inputs or which the AT clients never trained. Usual fix: the same capacity for all, budget "
-                    "queue (split_mix), or exits (depthfl) with AT clients of the largest capacity."
+                    f"capacity {taker:g}, but budget {name_part(method.budget)!r} gives these another network, whose "
+                    "layers have other inputs or which the AT clients never trained. Usual fix: the same capacity for "
+                    "all, budget queue (split_mix), or exits (depthfl) with AT clients of the largest capacity."
                 )
 
     @property

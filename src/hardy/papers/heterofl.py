@@ -8,7 +8,7 @@ the image's channels and the classes are never cut
 1. The server sends client k the corner W[R_k].
 2. It trains that corner; SHeteroFL: on the sum of the losses of all widths r ≤ R_k, in one step.
    Scaler: while it learns, what every layer but the last gives is multiplied by 1/r.
-   Masked loss: logits of classes that it lacks do not take part (objective masked_cross_entropy).
+   Masked loss: logits of classes that it has no rows of do not take part.
 3. Every entry of W is averaged over the clients that hold it, each client counted once, weighted by its examples;
    an entry nobody holds keeps its value.
 4. Width r is served by W[r]; static norms: with statistics measured at the end (inference_statistics = recomputed).
@@ -16,7 +16,8 @@ the image's channels and the classes are never cut
 
 from dataclasses import dataclass
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from hardy.core.method import Method
 from hardy.core.protocols import Norm, Objective, Optimiser, Setting
@@ -24,7 +25,7 @@ from hardy.core.tensors import ImageShape
 from hardy.errors import HardyError
 from hardy.parts.example_privacy import DpSgd
 from hardy.parts.norms import batch
-from hardy.parts.objectives import cross_entropy
+from hardy.parts.objectives import Calibrated, cross_entropy
 from hardy.parts.optimisers import sgd
 from hardy.parts.subnetworks import WIDTHS, ChannelSubmodels, SubnetworkBudget, held_mean
 from hardy.registry import part
@@ -68,7 +69,17 @@ class CornerBudget(ChannelBudget):
         return ChannelSubmodels(model, shape, self.widths, slimmable=self.slimmable, scaler=self.scaler)
 
 
-corners = CornerBudget
+@part("objective")
+@dataclass(frozen=True, kw_only=True)
+class Masked(Calibrated):
+    """The inner objective without the logits of classes that the client has no training rows of: HeteroFL's masked loss.
+    As published they are 0, and not left out: see `masked_cross_entropy`."""
+
+    def offset(self, counts: Tensor) -> Tensor:
+        return torch.where(counts > 0, 0.0, -1e9).to(counts)
+
+
+corners, masked = CornerBudget, Masked
 
 
 @part("method")
@@ -77,15 +88,19 @@ def heterofl(
     widths: tuple[float, ...] = WIDTHS,
     slimmable: bool = False,
     scaler: bool = False,
+    missing_labels: bool = True,
     norm: Norm = batch(),
     objective: Objective = cross_entropy(),
     optimiser: Optimiser = sgd(),
 ) -> Method:
-    """Each client trains the widest corner of one network that it can afford; widths are those trained and served."""
+    """Each client trains the widest corner of one network that it can afford; widths are those trained and served.
+
+    missing_labels: false leaves the logits of classes that a client has no rows of out of its loss
+    """
     return Method(
         name="sheterofl" if slimmable else "heterofl",
         norm=norm,
-        objective=objective,
+        objective=objective if missing_labels else masked(inner=objective),
         optimiser=optimiser,
         budget=corners(widths=widths, slimmable=slimmable, scaler=scaler),
         aggregator=held_mean(),
@@ -96,12 +111,15 @@ def heterofl(
 def sheterofl(
     *,
     widths: tuple[float, ...] = WIDTHS,
+    scaler: bool = False,
     norm: Norm = batch(),
     objective: Objective = cross_entropy(),
     optimiser: Optimiser = sgd(),
 ) -> Method:
     """HeteroFL whose clients train every width they can afford, as slimmable networks."""
-    return heterofl(widths=widths, slimmable=True, norm=norm, objective=objective, optimiser=optimiser)
+    return heterofl(
+        widths=widths, slimmable=True, scaler=scaler, norm=norm, objective=objective, optimiser=optimiser
+    )
 
 
-__all__ = ["corners", "heterofl", "sheterofl"]
+__all__ = ["corners", "heterofl", "masked", "sheterofl"]
