@@ -72,8 +72,8 @@ class CornerBudget(ChannelBudget):
 @part("objective")
 @dataclass(frozen=True, kw_only=True)
 class Masked(Calibrated):
-    """The inner objective without the logits of classes that the client has no training rows of: HeteroFL's masked loss.
-    As published they are 0, and not left out: see `masked_cross_entropy`."""
+    """The inner objective without the logits of classes that the client has no training rows of. As published they are
+    0, and not left out: see `masked_cross_entropy`."""
 
     def offset(self, counts: Tensor) -> Tensor:
         return torch.where(counts > 0, 0.0, -1e9).to(counts)

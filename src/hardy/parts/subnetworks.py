@@ -55,8 +55,10 @@ class SubnetworkBudget(Budget):
     """trained and served"""
 
     def __post_init__(self) -> None:
-        if not self.widths or not all(0 < width <= 1 for width in self.widths):
-            raise HardyError(f"widths are {list(self.widths)}; each must be in (0, 1], and there must be one.")
+        if not self.widths or not all(0 < width <= 1 for width in self.widths) or max(self.widths) < 1:
+            raise HardyError(
+                f"widths are {list(self.widths)}; each must be in (0, 1], and one must be 1, where a run is measured."
+            )
 
     @property
     def consumes(self) -> frozenset[Fact]:
