@@ -23,7 +23,8 @@ from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.models import MODELS
 from hardy.models.count import macs
-from hardy.papers.depthfl import EarlyExits, all_exits, exits, mutual_divergence, with_exits
+from hardy.models.early_exits import EarlyExits, all_exits, with_exits
+from hardy.papers.depthfl import exits, mutual_divergence
 from hardy.papers.fiarse import LargestEntries, masked
 from hardy.papers.heterofl import corners
 from hardy.parts.adversarial import adversarial, mart, trades
@@ -336,7 +337,7 @@ def test_full_depth_without_distillation_is_plain_training_on_the_summed_losses(
     deep = fit(papers.depthfl(widths=(0.5, 1.0), distillation=0.0))
     plain = fit(
         papers.fedavg(objective=SummedExits()),
-        model=lambda norm: with_exits(net(norm), batch(), SHAPE, 2, "ensemble"),
+        model=lambda norm: with_exits(net(norm), norm, SHAPE, 2, "ensemble"),
     )
     assert_close(deep.state.shared, plain.state.shared, 1e-9)
     assert deep.figures.latest == plain.figures.latest
@@ -355,7 +356,7 @@ def test_mutual_divergence_by_hand():
 
 
 def test_exits_of_a_network_and_what_it_answers():
-    model = with_exits(MODELS["preresnet18"](width=0.125), batch(), (3, 32, 32), 4, "ensemble").double()
+    model = with_exits(MODELS["preresnet18"](width=0.125), batch().layer, (3, 32, 32), 4, "ensemble").double()
     assert isinstance(model, EarlyExits) and len(model.blocks) == 4
     assert [len([m for m in block.modules() if type(m).__name__ == "_PreBlock"]) for block in model.blocks] == [2] * 4
     x = torch.rand(2, 3, 32, 32, dtype=torch.float64)
@@ -364,7 +365,7 @@ def test_exits_of_a_network_and_what_it_answers():
     torch.testing.assert_close(model(x), each.mean(1))
     model.answer = "deepest"
     torch.testing.assert_close(model(x), each[:, -1])
-    with pytest.raises(HardyError, match=r"takes an nn\.Sequential of 3 or more layers"):
+    with pytest.raises(HardyError, match=r"take an nn\.Sequential of 3 or more layers"):
         fit(papers.depthfl(), model=lambda norm: nn.Sequential(nn.Flatten(), nn.Linear(64, 3)))
 
 

@@ -5,18 +5,13 @@ Kim et al., DepthFL: Depthwise Federated Learning for Heterogeneous Clients, ICL
 W the network in D blocks, an exit (a classifier of its own) after each · d_k ≤ D the depth client k can train ·
 p_i the prediction of exit i · CE_i its loss · λ(t) weight of the distillation in round t
 1. The server sends client k the blocks and exits 1 to d_k.
-2. It steps on Σ_i CE_i + λ(t)/(d_k − 1) Σ_i Σ_{j≠i} KL(p_j ‖ p_i), i, j ≤ d_k; no gradient flows into p_j. (Eq. 1)
-3. Every block and exit is averaged over the clients that trained it, weighted by their examples.           (Alg. 1)
+2. It steps on Σ_i CE_i + λ(t)/(d_k − 1) Σ_i Σ_{j≠i} KL(p_j ‖ p_i), i, j ≤ d_k; no gradient flows into p_j.
+3. Every block and exit is averaged over the clients that trained it, weighted by their examples.
 4. Depth d is served by the mean of the logits of its exits.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import pairwise
 from math import ceil, exp
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,88 +23,13 @@ from hardy.core.protocols import Batch, Norm, Objective, Optimiser, Wrapper
 from hardy.core.submodels import Submodels
 from hardy.core.tensors import ImageShape, Tensors
 from hardy.errors import HardyError
-from hardy.models.blocks import named_sequential
-from hardy.models.stacked import Conv2d, Linear, in_turn
+from hardy.models.early_exits import Answer, EarlyExits, all_exits, with_exits
 from hardy.parts.adversarial import divergence
 from hardy.parts.norms import batch
 from hardy.parts.objectives import cross_entropy
 from hardy.parts.optimisers import sgd
 from hardy.parts.subnetworks import WIDTHS, SubnetworkBudget, fitting, held_mean
 from hardy.registry import part
-
-Answer = Literal["ensemble", "deepest"]
-_all_exits: ContextVar[bool] = ContextVar("hardy_all_exits", default=False)
-
-
-class EarlyExits(nn.Module):
-    """A network in blocks with an exit after each. It runs as deep as it has tensors: those of deeper blocks are empty.
-
-    It answers with the mean of its exits' logits, or with those of the deepest one; inside `all_exits` with those of
-    all, side by side, [N, exits · classes].
-    """
-
-    def __init__(self, blocks: Sequence[nn.Module], exits: Sequence[nn.Module], answer: Answer) -> None:
-        super().__init__()
-        self.blocks, self.exits, self.answer = nn.ModuleList(blocks), nn.ModuleList(exits), answer
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: list[Tensor] = []
-        for block, leave in zip(self.blocks, self.exits, strict=True):
-            if not next(leave.parameters()).numel():
-                break
-            x = in_turn(x, block)
-            logits.append(in_turn(x, leave))
-        if _all_exits.get():
-            return torch.cat(logits, 1)
-        return torch.stack(logits).mean(0) if self.answer == "ensemble" else logits[-1]
-
-
-@contextmanager
-def all_exits() -> Iterator[None]:
-    token = _all_exits.set(True)
-    try:
-        yield
-    finally:
-        _all_exits.reset(token)
-
-
-def with_exits(model: nn.Module, norm: Norm, shape: ImageShape, most: int, answer: Answer) -> EarlyExits:
-    """A plain network in at most so many blocks. One begins at a layer with weights; its own last layer is the deepest
-    exit. Any other exit is a depthwise separable convolution of stride 2, a norm, a ReLU, the mean over the image and a
-    linear layer; behind layers without an image, the linear layer."""
-    steps: list[tuple[str, nn.Module]] = list(model.named_children()) if isinstance(model, nn.Sequential) else []
-    heavy = [at for at, (_, layer) in enumerate(steps) if any(p.dim() > 1 for p in layer.parameters())]
-    if len(heavy) < 3 or not isinstance(last := steps[-1][1], nn.Linear):
-        raise HardyError(
-            f"budget exits cannot put exits into {type(model).__name__}: it takes an nn.Sequential of 3 or more layers "
-            "with weights, the last one nn.Linear. Write the network so, or take another budget."
-        )
-    trunk = heavy[:-1]
-    count = min(most, len(trunk))
-    begins = [0, *trunk[len(trunk) - count + 1 :], len(steps) - 1]
-    blocks = [named_sequential(**dict(steps[a:b])) for a, b in pairwise(begins)]
-    seen, x = [], torch.zeros(2, *shape, dtype=last.weight.dtype)
-    with torch.no_grad():
-        for block in blocks:
-            x = block(x)
-            seen.append(x.shape[1:])
-    exits = [_exit(own, norm, last.out_features) for own in seen[:-1]]
-    return EarlyExits(blocks, [*exits, named_sequential(fc=last)], answer)
-
-
-def _exit(shape: torch.Size, norm: Norm, classes: int) -> nn.Module:
-    channels = shape[0]
-    if len(shape) == 1:
-        return named_sequential(fc=Linear(channels, classes))
-    return named_sequential(
-        depthwise=Conv2d(channels, channels, 3, stride=2, padding=1, groups=channels, bias=False),
-        pointwise=Conv2d(channels, channels, 1, bias=False),
-        norm=norm.layer(channels),
-        relu=nn.ReLU(),
-        average=nn.AdaptiveAvgPool2d(1),
-        flat=nn.Flatten(),
-        fc=Linear(channels, classes),
-    )
 
 
 class FirstBlocks(Submodels):
@@ -241,7 +161,7 @@ class ExitBudget(SubnetworkBudget):
         return len(fitting(self.widths, giver)) >= len(fitting(self.widths, taker))
 
     def prepare(self, model: nn.Module, norm: Norm, shape: ImageShape) -> nn.Module:
-        return with_exits(model, norm, shape, len(self.widths), self.answer)
+        return with_exits(model, norm.layer, shape, len(self.widths), self.answer)
 
     def submodels(self, model: nn.Module, shape: ImageShape) -> FirstBlocks:
         assert isinstance(model, EarlyExits)

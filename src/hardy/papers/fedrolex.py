@@ -4,10 +4,10 @@ Alam et al., FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-M
 
 W the ×1 network · R_k the width client k can train · C the channels of a layer · j the round, from 0
 1. In round j client k gets the channels j, j + 1, ..., j + ⌈R_k·C⌉ − 1, modulo C, of every layer, and the weights
-   between them. The image's channels and the classes are never cut.                                      (Eq. 3)
+   between them. The image's channels and the classes are never cut.
 2. It trains them as a network of its own.
 3. Every entry of W is averaged over the clients that trained it, weighted by their examples; an entry nobody trained
-   keeps its value.                                                                                        (Alg. 1)
+   keeps its value.
 4. In C rounds every channel of a layer is trained equally often, so W as a whole is the result.
    Width r is served by the window of the last round: the paper serves W alone.
 """

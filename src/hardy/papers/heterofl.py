@@ -117,9 +117,7 @@ def sheterofl(
     optimiser: Optimiser = sgd(),
 ) -> Method:
     """HeteroFL whose clients train every width they can afford, as slimmable networks."""
-    return heterofl(
-        widths=widths, slimmable=True, scaler=scaler, norm=norm, objective=objective, optimiser=optimiser
-    )
+    return heterofl(widths=widths, slimmable=True, scaler=scaler, norm=norm, objective=objective, optimiser=optimiser)
 
 
 __all__ = ["corners", "heterofl", "masked", "sheterofl"]
