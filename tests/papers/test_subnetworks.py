@@ -25,7 +25,7 @@ from hardy.models import MODELS
 from hardy.models.count import macs
 from hardy.models.early_exits import EarlyExits, all_exits, with_exits
 from hardy.papers.depthfl import exits, mutual_divergence
-from hardy.papers.fiarse import LargestEntries, masked
+from hardy.papers.fiarse import LargestEntries, keep_largest
 from hardy.papers.heterofl import corners
 from hardy.parts.adversarial import adversarial, mart, trades
 from hardy.parts.example_privacy import dp_sgd
@@ -127,7 +127,7 @@ def test_the_biased_gradient_is_that_of_the_mask_made_soft():
     step = 1e-6
     differences = kept * slope * (soft(theta + step, theta) - soft(theta - step, theta)) / (2 * step)
     values = torch.tensor(theta, requires_grad=True)
-    out = masked(values, torch.tensor(tau, dtype=torch.float64))
+    out = keep_largest(values, torch.tensor(tau, dtype=torch.float64))
     np.testing.assert_allclose(out.detach().numpy(), theta * kept, atol=1e-15)
     out.backward(torch.tensor(slope))
     np.testing.assert_allclose(values.grad.numpy(), differences, rtol=1e-6, atol=1e-8)

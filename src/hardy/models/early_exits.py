@@ -14,7 +14,7 @@ from hardy.errors import HardyError
 from hardy.models.blocks import MakeNorm, named_sequential
 from hardy.models.stacked import Conv2d, Linear, in_turn
 
-Answer = Literal["ensemble", "deepest"]
+ExitAnswer = Literal["ensemble", "deepest"]
 _all_exits: ContextVar[bool] = ContextVar("hardy_all_exits", default=False)
 
 
@@ -25,7 +25,7 @@ class EarlyExits(nn.Module):
     all, side by side, [N, exits · classes].
     """
 
-    def __init__(self, blocks: Sequence[nn.Module], exits: Sequence[nn.Module], answer: Answer) -> None:
+    def __init__(self, blocks: Sequence[nn.Module], exits: Sequence[nn.Module], answer: ExitAnswer) -> None:
         super().__init__()
         self.blocks, self.exits, self.answer = nn.ModuleList(blocks), nn.ModuleList(exits), answer
 
@@ -50,7 +50,7 @@ def all_exits() -> Iterator[None]:
         _all_exits.reset(token)
 
 
-def with_exits(model: nn.Module, make_norm: MakeNorm, shape: ImageShape, most: int, answer: Answer) -> EarlyExits:
+def with_exits(model: nn.Module, make_norm: MakeNorm, shape: ImageShape, most: int, answer: ExitAnswer) -> EarlyExits:
     """A plain network in at most so many blocks. One begins at a layer with weights; its own last layer is the deepest
     exit. Any other exit is a depthwise separable convolution of stride 2, a norm, a ReLU, the mean over the image and a
     linear layer; behind layers without an image, the linear layer."""

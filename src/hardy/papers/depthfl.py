@@ -23,7 +23,7 @@ from hardy.core.protocols import Batch, Norm, Objective, Optimiser, Wrapper
 from hardy.core.submodels import Submodels
 from hardy.core.tensors import ImageShape, Tensors
 from hardy.errors import HardyError
-from hardy.models.early_exits import Answer, EarlyExits, all_exits, with_exits
+from hardy.models.early_exits import EarlyExits, ExitAnswer, all_exits, with_exits
 from hardy.parts.adversarial import divergence
 from hardy.parts.norms import batch
 from hardy.parts.objectives import cross_entropy
@@ -140,7 +140,7 @@ class ExitBudget(SubnetworkBudget):
     """λ, weight of what exits learn from each other; 0: nothing"""
     ramp: int = 0
     """T, rounds in which λ(t) = λ exp(−5 (1 − t/T)²) grows to λ; the paper's code takes 300 of 1000"""
-    answer: Answer = "ensemble"
+    answer: ExitAnswer = "ensemble"
     """what a depth is served by: the mean of its exits' logits, or the deepest exit"""
 
     def __post_init__(self) -> None:
@@ -177,7 +177,7 @@ def depthfl(
     widths: tuple[float, ...] = WIDTHS,
     distillation: float = 1.0,
     ramp: int = 0,
-    answer: Answer = "ensemble",
+    answer: ExitAnswer = "ensemble",
     norm: Norm = batch(),
     objective: Objective = cross_entropy(),
     optimiser: Optimiser = sgd(),

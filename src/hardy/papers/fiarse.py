@@ -33,7 +33,7 @@ Scope = Literal["network", "layer"]
 _THRESHOLD = "threshold/"
 
 
-def masked(values: Tensor, threshold: Tensor) -> Tensor:
+def keep_largest(values: Tensor, threshold: Tensor) -> Tensor:
     """θ ⊙ M(θ), whose gradient is the biased one."""
     size = values.abs()
     kept = size >= threshold
@@ -60,7 +60,7 @@ class LargestEntries(Submodels):
     def cut(self, values: Tensors, capacity: float, round_number: int, received: Tensors) -> Tensors:
         found = dict(values)
         for group, threshold in self._thresholds(received, capacity):
-            found |= {name: masked(values[name], threshold) for name in group if name in values}
+            found |= {name: keep_largest(values[name], threshold) for name in group if name in values}
         return found
 
     def paste(self, part: Tensors, values: Tensors, capacity: float, round_number: int) -> Tensors:
