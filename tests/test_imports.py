@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -81,3 +82,22 @@ def test_every_part_says_what_its_options_are():
             words = argument_docs(factory)
             for option in inspect.signature(factory).parameters:
                 assert len(words.get(option, "")) > 5, f"{kind} {name}: {option}: {words.get(option)!r}"
+
+
+REPORTING = {
+    "ORT_DISABLE_TELEMETRY": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "WANDB_ERROR_REPORTING": "false",
+}
+
+
+def test_libraries_that_report_usage_do_not():
+    """Before any of them is imported; what the user has set holds."""
+    code = f"import os, hardy; print([os.environ.get(name) for name in {[*REPORTING]}])"
+    plain = {name: value for name, value in os.environ.items() if name not in REPORTING}
+    usual = list(REPORTING.values())
+    for given, told in (({}, usual), ({"ORT_DISABLE_TELEMETRY": "0"}, ["0", *usual[1:]])):
+        around = plain | given
+        done = subprocess.run([sys.executable, "-c", code], env=around, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == str(told)

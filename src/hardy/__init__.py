@@ -8,6 +8,16 @@ from hardy.version import VERSION as __version__
 # Read by OpenMP when torch is loaded, so it is set before anything of Hardy can load it.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# Libraries that report usage or errors to their makers do not, unless the user says so: onnxruntime, MLflow, Hugging
+# Face, Weights & Biases. Each reads its variable when it is imported. Flower's are in hardy.flower.
+for _name, _value in (
+    ("ORT_DISABLE_TELEMETRY", "1"),
+    ("MLFLOW_DISABLE_TELEMETRY", "true"),
+    ("HF_HUB_DISABLE_TELEMETRY", "1"),
+    ("WANDB_ERROR_REPORTING", "false"),
+):
+    os.environ.setdefault(_name, _value)
+
 TYPE_CHECKING = False  # without importing typing: whatever loads before the command line can be cut off by Ctrl-C
 if TYPE_CHECKING:
     from hardy import models, papers, parts

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import time
 
 import numpy as np
@@ -19,8 +18,6 @@ from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.models.count import macs
 from hardy.parts.norms import batch
-
-os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """The predictor is an ordinary module, and the network that was evaluated."""
 
-import os
 import warnings
 
 import numpy as np
@@ -18,7 +17,6 @@ from hardy.deploy import OnnxPredictor
 from hardy.evaluation.serving import serve
 from hardy.parts.norms import batch
 
-os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 X = torch.rand(4, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 ADVERSARIAL = EvaluationChoice(attack_branch="adversarial", predict_branch="adversarial")
 

@@ -379,6 +379,7 @@ HONEST |= {"shape": [1, 8, 8], "classes": ["0", "1"]}
 )
 def test_a_profile_that_cannot_be_is_refused(lie):
     assert Profile.read(json.dumps({**HONEST, "domain": "a\n\x1b[31m" + "b" * 999}), 4).domain == "a  [31m" + "b" * 93
+    assert Profile.read(json.dumps({**HONEST, "classes": ["a\x1b[2J", "\n"]}), 4).classes == ("a [2J", " ")
     with pytest.raises(ValueError) as refused:
         Profile.read(lie if isinstance(lie, str) else json.dumps(HONEST | lie), 4)
     assert len(str(refused.value)) < 300

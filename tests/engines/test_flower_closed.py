@@ -261,7 +261,7 @@ def test_every_process_has_telemetry_and_look_ups_off(place):
     for process in family:
         with contextlib.suppress(FileNotFoundError):
             words = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-            for setting in (b"FLWR_TELEMETRY_ENABLED=0", b"FLWR_DISABLE_UPDATE_CHECK=1"):
+            for setting in (b"FLWR_TELEMETRY_ENABLED=0", b"FLWR_DISABLE_UPDATE_CHECK=1", b"ORT_DISABLE_TELEMETRY=1"):
                 assert setting in words
     code = """
 import urllib.request, requests

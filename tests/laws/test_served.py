@@ -1,7 +1,5 @@
 """The network that is served, exported or handed out has the accuracy that the summary prints, of every method."""
 
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -10,8 +8,6 @@ import hardy
 from conftest import fit
 from hardy.deploy import OnnxPredictor
 from hardy.errors import HardyError
-
-os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 
 def rows(run, client):

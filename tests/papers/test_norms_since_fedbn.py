@@ -10,17 +10,21 @@ from torch.nn import functional as F
 import hardy
 from conftest import SHAPE, assert_close, everything, experiment, federation, fit, net
 from hardy import papers
+from hardy.attacks.gradient import pgd
 from hardy.core.layers import calling
 from hardy.core.partition import Placement, Role
 from hardy.core.training import Training
+from hardy.deploy.plain_module import plain_module
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.papers.fbn import federated
 from hardy.papers.fedwon import StandardisedConv2d, adaptive_clip, standardised_weights
 from hardy.papers.hbn import hybrid
 from hardy.papers.synchronised import synchronised
+from hardy.parts.adversarial import adversarial, trades
 from hardy.parts.aggregators.base import mean
 from hardy.parts.norms import dual
+from hardy.parts.objectives import cross_entropy
 from hardy.parts.optimisers import sgd
 
 VECTORISED = EngineChoice(name="vectorised", device="cpu", precision="float64")
@@ -46,6 +50,21 @@ def test_hbn_measures_as_federated_batchnorm_before_any_step():
     first = min(names)  # of the first layer: what deeper ones see depends on how it normalises
     for name in (first, first.replace("mean", "var")):
         torch.testing.assert_close(many.state.shared[name], one.state.shared[name], rtol=0, atol=1e-12)
+
+
+def test_hbn_under_attack_pools_clean_and_attacked_images():
+    """Both are images of the first step, so what is served must hold both, as with federated BatchNorm."""
+    batch = Training(rate=0.1, batch=100, steps=2)
+    objective = adversarial(attack=pgd(steps=1))
+    many = fit(papers.hbn(objective=objective), rounds=1, training=batch.with_steps(1))
+    one = fit(papers.fedavg(norm=federated(), objective=objective), rounds=1, training=batch.with_steps(1))
+    first = min(n for n, tag in one.engine.plan.tags.items() if tag.role is Role.NORM_MEAN)
+    clean = fit(papers.hbn(), rounds=1, training=batch)
+    for name in (first, first.replace("mean", "var")):
+        torch.testing.assert_close(many.state.shared[name], one.state.shared[name], rtol=0, atol=1e-12)
+        assert not torch.allclose(many.state.shared[name], clean.state.shared[name], atol=1e-6)
+    loop = fit(papers.hbn(objective=objective), rounds=2)
+    assert_close(everything(loop), everything(fit(papers.hbn(objective=objective), rounds=2, engine=VECTORISED)), 1e-9)
 
 
 @pytest.mark.parametrize("mix, like", [(-40.0, "sent"), (40.0, "batch")])
@@ -100,6 +119,25 @@ def test_standardised_convolution_keeps_mean_and_variance():
     torch.testing.assert_close(moved(x), layer(x), rtol=1e-4, atol=1e-4)
 
 
+def test_standardised_convolution_and_adaptive_clip_are_those_of_timm():
+    timm = pytest.importorskip("timm")
+    from timm.utils.agc import adaptive_clip_grad
+
+    theirs = timm.layers.ScaledStdConv2d(6, 8, 3, gamma=standardised_weights().gain, groups=2, eps=1e-12)
+    ours = nn.Conv2d(6, 8, 3, groups=2)
+    ours.load_state_dict(theirs.state_dict(), strict=False)
+    standardised_weights().prepare(ours)
+    x = torch.randn(3, 6, 9, 9)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
+    (3 * theirs(x).square()).sum().backward()
+    params = {name: p for name, p in theirs.named_parameters() if name != "gain"}
+    gradient = {name: p.grad.clone() for name, p in params.items()}
+    found, _ = adaptive_clip(threshold=0.02).update(gradient, {}, params, {}, torch.tensor(1.0), torch.tensor(0))
+    adaptive_clip_grad(params.values(), clip_factor=0.02, eps=1e-3)
+    for name in ("weight", "bias"):
+        torch.testing.assert_close(found[name], params[name].grad, rtol=1e-5, atol=1e-7)
+
+
 def test_fedwon_has_no_norm_and_counts_as_many_macs():
     from hardy.models.count import macs
 
@@ -152,11 +190,24 @@ def test_synchronised_is_one_machine_that_sees_all_batches():
 def test_synchronised_trains_many_steps_and_resumes(tmp_path):
     method, training = papers.fedavg(norm=synchronised()), Training(rate=0.1, batch=5, steps=3)
     options = {"training": training, "engine": VECTORISED}
-    whole = fit(method, out=tmp_path / "whole", rounds=3, **options)
-    again = fit(method, rounds=3, **options)
+    whole = fit(method, rounds=4, **options)
+    half = fit(method, out=tmp_path / "half", rounds=2, **options)
+    config = tmp_path / "half" / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 2", "rounds = 4"))
+    again = hardy.resume(tmp_path / "half", method=method, model=net, data=half.engine.data, quiet=True)
     assert_close(everything(whole), everything(again), 0)
-    plain = fit(papers.fedavg(), rounds=3, **options)
+    plain = fit(papers.fedavg(), rounds=4, **options)
     assert any(not torch.equal(t, plain.state.shared[n]) for n, t in whole.state.shared.items())
+
+
+@pytest.mark.parametrize("name", ["silobn", "hbn", "fedwon"])
+@pytest.mark.parametrize("objective", [cross_entropy(), trades(attack=pgd(steps=1))], ids=["clean", "trades"])
+def test_they_combine_with_attacks_and_are_served_as_a_plain_module(name, objective):
+    run = fit(getattr(papers, name)(objective=objective), rounds=1)
+    predictor, x = run.customise(client=0), torch.rand(5, *SHAPE)
+    module = plain_module(predictor)  # in the type of what was trained
+    wanted = predictor(x).double()
+    torch.testing.assert_close(module.double()(x.double()), wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

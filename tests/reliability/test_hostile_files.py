@@ -129,6 +129,7 @@ def test_names_cannot_leave_the_folder_of_runs(name, tmp_path, monkeypatch, caps
         ('name = "\x00"', "is not valid TOML"),
         ("rounds = 1e400", "rounds is inf"),
         (f"rounds = {'9' * 5000}", "not valid TOML"),
+        (f"rounds = '{'9' * 100_000}'", "rounds is '999"),
     ],
 )
 def test_hostile_experiments_are_one_line(tmp_path, capsys, text, told):
@@ -136,6 +137,7 @@ def test_hostile_experiments_are_one_line(tmp_path, capsys, text, told):
     assert main(["run", str(tmp_path / "bad.toml"), "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert told in said and said.count("\n") == 1 and not (tmp_path / "out").exists()
+    assert len(said) < 5000
 
 
 def bomb(path: Path, packed: bytes) -> Path:

@@ -18,7 +18,7 @@ from hardy.reproduce.published_pages import (
     written,
 )
 from hardy.reproduce.records import KEYS, check_record, read_records, record_file, slug
-from hardy.reproduce.tuning import read_choice, tuning_file
+from hardy.reproduce.row_tuning import read_choice, tuning_file
 
 FOLDER = Path(__file__).parents[2] / "experiments"
 TABLES = [read_table(path) for path in table_files(FOLDER)]

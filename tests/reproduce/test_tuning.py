@@ -9,7 +9,7 @@ from hardy.cli import main
 from hardy.errors import HardyError
 from hardy.reproduce.definition import find_table
 from hardy.reproduce.row_runs import RowJob, row_experiment
-from hardy.reproduce.tuning import read_choice, row_settings, tuning_words
+from hardy.reproduce.row_tuning import read_choice, row_settings, tuning_words
 
 TABLE = (
     'title = "T"\nexperiment = "e.toml"\n[tuning]\nseed = 9\nvary = { "training.rate" = [0.0001, 0.2] }\n'

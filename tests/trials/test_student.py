@@ -83,7 +83,6 @@ PATIENCE = 900
 def study(tmp_path, monkeypatch):
     """A folder with the student's two files, on a machine where Hardy has never run."""
     monkeypatch.setenv("HARDY_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("ORT_DISABLE_TELEMETRY", "1")
     another_process(monkeypatch)
     folder = tmp_path / "study"
     folder.mkdir()

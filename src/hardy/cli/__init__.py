@@ -30,6 +30,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+_LONGEST = 4000
+"""characters of a message"""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command. A user's mistake is one line on stderr and exit code 2."""
@@ -74,5 +77,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         words = f"out of memory ({str(error).splitlines()[0]}). Take a smaller batch, lane (engine.lane) or model."
     else:
         return 0
+    if len(words) > _LONGEST:  # it quotes what it was given, and that may be anything
+        words = f"{words[: _LONGEST - 500]} [...] {words[-500:]}"
     print(f"hardy: {printable(words, len(words))}", file=sys.stderr)
     return 2

@@ -124,7 +124,7 @@ def _tune(options: Any, folder: Path, names: Sequence[str], overrides: Sequence[
     from hardy.reproduce.records import Record
     from hardy.reproduce.row_jobs import run_jobs
     from hardy.reproduce.row_runs import plan_rows
-    from hardy.reproduce.tuning import choose, row_settings, write_choice
+    from hardy.reproduce.row_tuning import choose_setting, row_settings, write_choice
 
     if overrides or options.seeds > 1:
         raise HardyError(
@@ -157,7 +157,7 @@ def _tune(options: Any, folder: Path, names: Sequence[str], overrides: Sequence[
         own[job.setting or ()] = record
         settings = row_settings(table, job.row)
         if len(own) == len(settings):
-            choice = choose({setting: own[setting] for setting in settings}, quick=options.quick)
+            choice = choose_setting({setting: own[setting] for setting in settings}, quick=options.quick)
             print(f"{job.table}: {job.row}: {', '.join(choice['chosen'])}; {write_choice(table, choice)}", flush=True)
     if left:
         print(f"\nNot finished in {options.minutes:g} minutes: {left} of {len(jobs)} runs. The same command goes on.")

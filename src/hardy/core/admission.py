@@ -252,11 +252,11 @@ def unpack(
             if answer.round != work.round:
                 raise Refusal(f"belongs to round {_brief(answer.round)}, now is {work.round}")
             _require_figures(answer, steps(answer.slot.client))
-            rows.append((_checked(answer.shared, work.shared, 1), _checked(answer.reported, work.reported, 2)))
+            rows.append((_checked(answer.shared, work.shared, 1), _checked(answer.reported, work.reported.like, 0)))
             taken[answer.slot] = answer
         except Refusal as reason:
             refused[answer.slot.client] = f"refused: {reason}"
-    sent = (*work.shared.values(), *work.reported.values())
+    sent = (*work.shared.values(), *work.reported.like.values())
     like = next((tensor for tensor in sent if tensor.is_floating_point()), torch.empty(0))
     shared, reported = (
         tensors.apply(lambda t: t.to(like.device), tensors.stack([row[place] for row in rows])) for place in (0, 1)

@@ -1,16 +1,18 @@
 """What the server and a run ask of an engine, wherever its clients are."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
 from hardy.core.federation import Federation
 from hardy.core.messages import Answer, Slot, Updates, Work
 from hardy.core.method import Plan
 from hardy.core.metric import Metric
 from hardy.core.state import ServerState
+from hardy.core.store import ClientStore
 from hardy.core.tensors import Tensors
 from hardy.core.training import Training
 
@@ -30,7 +32,7 @@ class Trains(Protocol):
         """What it will be asked for next, told while it may still be at work."""
         ...
 
-    def cast(self, values: Tensors) -> Tensors: ...
+    def cast(self, values: Mapping[str, Tensor]) -> Tensors: ...
 
 
 class Question(NamedTuple):
@@ -73,8 +75,17 @@ class RunEngine(Trains, Protocol):
     training: Training
     device: torch.device
     dtype: torch.dtype
-    store: Tensors
     train_rows: list[Any]
+
+    @property
+    def store(self) -> ClientStore: ...
+
+    @store.setter
+    def store(self, values: Mapping[str, Tensor]) -> None: ...
+
+    def new_store(self, first: Tensors, clients: int) -> ClientStore:
+        """What holds tensors of so many clients, with first values [B, ...]."""
+        ...
 
     @property
     def name(self) -> EngineName: ...

@@ -135,6 +135,9 @@ class Statistics(AffineParameters):
         self._move(mean.detach(), var.detach())
         return _along(out, affine.weight, affine.bias)
 
+    def begin(self) -> None:
+        """Told before each pass through the layer: clean and attacked images of one step may come in one pass."""
+
     def follow(self, mean: Tensor, var: Tensor) -> None:
         """Moves the running statistics towards those of a batch that somebody else has normalised."""
         self._move(mean, var)
@@ -197,14 +200,19 @@ class FederatedStatistics(Statistics):
         self.register_buffer("sent_var", torch.ones(features), persistent=False)
 
     def normalise(self, x: Tensor, affine: AffineParameters, eps: float) -> Tensor:
-        momentum, (mean, var) = self.momentum, channel_moments(x.detach(), self.mean.dtype)
+        mean, var = channel_moments(x.detach(), self.mean.dtype)
+        self.pool(mean, var, x.numel() / x.shape[1])
+        return scale_and_shift(x, self.sent_mean, self.sent_var, affine, eps)
+
+    def pool(self, mean: Tensor, var: Tensor, values: float) -> None:
+        """Takes in a batch of so many values a channel."""
+        momentum = self.momentum
         mean, var = torch.lerp(self.sent_mean, mean, momentum), torch.lerp(self.sent_var, var, momentum)
-        count = self.count + x.numel() / x.shape[1]
+        count = self.count + values
         share = (count - self.count) / count
         between = share * (1 - share) / momentum * (mean - self.mean).square()  # law of total variance over the steps
         self.mean, self.var = torch.lerp(self.mean, mean, share), torch.lerp(self.var, var, share) + between
         self.count = count
-        return scale_and_shift(x, self.sent_mean, self.sent_var, affine, eps)
 
 
 def channel_moments(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -253,6 +261,9 @@ class BatchNorm(AffineParameters):
             self.add_module(branch, make(features, affine=dual_affine))
 
     def forward(self, x: Tensor) -> Tensor:
+        for kept in self.children():
+            if isinstance(kept, Statistics):
+                kept.begin()
         return in_parts(self._normalised, x)
 
     def _normalised(self, x: Tensor, call: Call) -> Tensor:

@@ -9,15 +9,8 @@ import torch
 from torch import Tensor
 
 from hardy.core import tensors
+from hardy.core.store import ClientStore, Slot, as_store
 from hardy.core.tensors import Tensors
-
-
-@dataclass(frozen=True)
-class Slot:
-    """One piece of a round's work: a client trains a base."""
-
-    client: int
-    base: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +23,15 @@ class Work:
     slots: Sequence[Slot]
     shared: Tensors
     """[B, ...]"""
-    reported: Tensors
+    reported: ClientStore
     """[C, B, ...], as the server last left them"""
     examples: Sequence[int] = ()
     """[C], the training examples each client registered with; empty: no reply's count is doubted"""
     largest_weight: float = float("inf")
     """what a client counts at most"""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reported", as_store(self.reported))
 
     @cached_property
     def asked(self) -> frozenset[Slot]:
@@ -107,3 +103,6 @@ class Updates:
             steps=torch.cat([part.steps for part in parts]),
             loss=torch.cat([part.loss for part in parts]),
         )
+
+
+__all__ = ["Answer", "Slot", "Updates", "Work"]

@@ -86,6 +86,14 @@ def name_part(part: object) -> str:
 # Norm
 
 
+class Givers(NamedTuple):
+    """Clients whose statistics the server gives to others."""
+
+    reported: Tensors
+    """[C, B, ...]"""
+    clients: Sequence[Client]
+
+
 InferenceStatistics = Literal["running", "batch", "recomputed"]
 
 
@@ -146,9 +154,26 @@ class Norm(Part):
         """The other branches whose statistics `exchange` looks at, so that they must not stay private."""
         return frozenset()
 
-    def exchange(self, reported: Tensors, tags: Mapping[str, Tag], clients: Sequence[Client]) -> Tensors:
+    @property
+    def exchanges(self) -> bool:
+        """Whether `exchange` does anything."""
+        return type(self).exchange is not Norm.exchange
+
+    def gives(self, client: Client) -> bool:
+        """Whether `exchange` gives statistics of this client to others."""
+        return True
+
+    @property
+    def most_givers(self) -> int | None:
+        """How many clients give at most, those that were heard last; None: all."""
+        return None
+
+    def exchange(
+        self, reported: Tensors, tags: Mapping[str, Tag], clients: Sequence[Client], givers: "Givers | None" = None
+    ) -> Tensors:
         """What the server does to reported statistics between rounds, [C, B, ...]. It is shown those of all branches;
-        what it returns for a branch that is not its own is left aside."""
+        what it returns for a branch that is not its own is left aside. Where there are too many clients to look at, it
+        is shown those of some, just before they are needed, and apart from them those of the clients that give."""
         return reported
 
 

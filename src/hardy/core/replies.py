@@ -12,6 +12,7 @@ from hardy.core.admission import Admitted
 from hardy.core.messages import Slot, Updates
 from hardy.core.method import Plan
 from hardy.core.protocols import RoundContext
+from hardy.core.store import ClientStore
 from hardy.core.tensors import Tensors
 
 
@@ -34,13 +35,12 @@ class TakenReplies:
     def copy(self) -> "TakenReplies":
         return replace(self, reporting=list(self.reporting))
 
-    def write(self, reported: Tensors) -> Tensors:
+    def write(self, reported: ClientStore) -> ClientStore:
         """The reported tensors with those of the replies in them, [C, B, ...]."""
         if not self.reporting:
             return reported
         updates = Updates.join(self.reporting)
-        clients = tensors.send([slot.client for slot in updates.slots], updates.loss.device)
-        return tensors.scatter(reported, updates.reported, clients, updates.bases)
+        return reported.written(updates.slots, updates.reported)
 
 
 class Tally:

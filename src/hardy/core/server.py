@@ -13,6 +13,7 @@ from hardy.core.admission import Admission, Admitted, Gate, unpack
 from hardy.core.cohort_odds import CohortOdds, cohort_odds
 from hardy.core.describe import non_defaults
 from hardy.core.engine import Trains
+from hardy.core.exchange import Exchange
 from hardy.core.federation import Client
 from hardy.core.messages import Slot, Updates, Work
 from hardy.core.method import Plan
@@ -20,6 +21,7 @@ from hardy.core.partition import Placement, Role
 from hardy.core.protocols import RoundContext, Setting, walk
 from hardy.core.replies import TakenReplies, Tally
 from hardy.core.state import ServerState
+from hardy.core.store import MakeStore, MemoryStore
 from hardy.core.tensors import Tensors
 from hardy.core.training import Training
 from hardy.errors import HardyError
@@ -190,13 +192,20 @@ class Server:
         size = self.cohort.size(len(self._examples))
         return Setting(clients=self.clients, training=self.training, cohort=size, sampling=self.cohort.sampling)
 
-    def start(self) -> ServerState:
-        """The state before the first round."""
+    def start(self, make: MakeStore = MemoryStore.filled) -> ServerState:
+        """The state before the first round; `make` makes what holds the clients' reported tensors."""
         bases = self.plan.method.budget.bases
         shared = self.plan.first(Placement.SHARED, bases)
-        reported = self.plan.first(Placement.REPORTED, len(self.clients), bases)
+        reported = make(self.plan.first(Placement.REPORTED, bases), len(self.clients))
+        self.exchange.check(reported)
+        reported = self.exchange.between_rounds(reported)
         memory = self.plan.aggregator.memory(self.context(shared))
         return ServerState(round=0, shared=shared, reported=reported, memory=memory)
+
+    @cached_property
+    def exchange(self) -> Exchange:
+        """What the norm does to reported tensors between rounds."""
+        return Exchange(self.plan.method.norm, self.plan.tags, self.clients)
 
     def context(self, shared: Tensors, round_number: int = 0) -> RoundContext:
         """What a rule may know of a round."""
@@ -291,7 +300,7 @@ class Server:
 
     def _next(self, state: ServerState, taken: TakenReplies) -> ServerState:
         shared, memory = self.plan.aggregator.finish(taken.folded, taken.context, state.memory)
-        reported = self.plan.method.norm.exchange(taken.write(state.reported), self.plan.tags, self.clients)
+        reported = self.exchange.after_round(taken.write(state.reported))
         return ServerState(round=state.round + 1, shared=shared, reported=reported, memory=memory)
 
     def _end(
@@ -326,7 +335,7 @@ class Server:
 
     def _traffic(self, work: Work) -> Callable[[Slot], int]:
         """Slot -> bytes of the tensors it is sent, and sends back."""
-        sent = tensors.gather(work.shared, 0) | (tensors.gather(work.reported, 0, 0) if work.reported else {})
+        sent = tensors.gather(work.shared, 0) | work.reported.like
         submodels = self.plan.submodels
 
         @cache
@@ -405,6 +414,6 @@ def on_time(updates: Updates, lost: dict[int, str]) -> Updates:
 
 def _is_finite(state: ServerState) -> bool:
     """Whether every number is, and its square too, as sums and distances of the next round must be."""
-    held = (*state.shared.values(), *state.reported.values(), *state.memory.values())
+    held = (*state.shared.values(), *state.reported.changed(), *state.memory.values())
     found = [torch.linalg.vector_norm(t).isfinite() for t in held if t.is_floating_point()]
     return not found or bool(torch.stack(found).all())

@@ -4,7 +4,7 @@ Shape letters used everywhere: S slots, C clients, B bases (sub-networks; one fo
 Shared tensors are [B, ...], a client's own are [C, B, ...], updates are [S, ...].
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -31,11 +31,11 @@ def send_all(numbers: Sequence[ArrayLike], device: torch.device) -> list[Tensor]
     return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
-def apply(function: Callable[[Tensor], Tensor], tensors: Tensors) -> Tensors:
+def apply(function: Callable[[Tensor], Tensor], tensors: Mapping[str, Tensor]) -> Tensors:
     return {name: function(tensor) for name, tensor in tensors.items()}
 
 
-def select(tensors: Tensors, names: Iterable[str]) -> Tensors:
+def select(tensors: Mapping[str, Tensor], names: Iterable[str]) -> Tensors:
     return {name: tensors[name] for name in names}
 
 
@@ -116,12 +116,12 @@ def descend(
         w.sub_(g * rate)
 
 
-def gather(tensors: Tensors, *index: Tensor | int | slice) -> Tensors:
+def gather(tensors: Mapping[str, Tensor], *index: Tensor | int | slice) -> Tensors:
     """Rows along the leading axes."""
     return apply(lambda t: t[index], tensors)
 
 
-def scatter(tensors: Tensors, rows: Tensors, *index: Tensor | int) -> Tensors:
+def scatter(tensors: Mapping[str, Tensor], rows: Tensors, *index: Tensor | int) -> Tensors:
     """A copy of `tensors` with `rows` written at the index of the leading axes; names without rows are unchanged."""
     return {
         name: tensor.clone().index_put_(tuple(torch.as_tensor(i, device=tensor.device) for i in index), rows[name])
@@ -168,7 +168,7 @@ def expand_trailing(scale: Tensor, like: Tensor) -> Tensor:
     return scale.reshape(*scale.shape, *[1] * (like.dim() - scale.dim()))
 
 
-def shapes(tensors: Tensors) -> dict[str, tuple[int, ...]]:
+def shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 

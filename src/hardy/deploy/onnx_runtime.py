@@ -5,7 +5,6 @@ It needs numpy and onnxruntime (`pip install 'hardy-fl[export]'`), and the files
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -109,7 +108,6 @@ def open_session(content: bytes, what: str, providers: Sequence[str], *, remedy:
             f"{what} takes tensors from other files (external data), which could be any file of this machine. "
             "Export it again in one file."
         )
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime
     except ImportError as error:

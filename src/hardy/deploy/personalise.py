@@ -15,6 +15,7 @@ from hardy.core.method import Plan
 from hardy.core.net import Mixture
 from hardy.core.partition import Placement, Role
 from hardy.core.state import ServerState
+from hardy.core.store import MemoryStore
 from hardy.core.tensors import Tensors
 from hardy.engines.base import Engine
 from hardy.errors import HardyError, unknown
@@ -107,8 +108,8 @@ def fine_tune(
     everybody = range(len(engine.data.clients))
     shared = plan.aggregator.served(state.shared, state.memory)
     owned = {**tensors.repeat(shared, len(everybody)), **state.reported, **engine.store}
-    tuned.store = tensors.apply(Tensor.clone, owned)
+    tuned.store = MemoryStore(tensors.apply(Tensor.clone, owned))
     slots = [Slot(client, base) for client in everybody for base in range(plan.method.budget.bases)]
-    for _ in tuned.train(Work(round=state.round, rate=rate, slots=slots, shared={}, reported={})):
+    for _ in tuned.train(Work(round=state.round, rate=rate, slots=slots, shared={}, reported=MemoryStore({}))):
         pass
-    return tuned, replace(state, shared={}, reported={}, memory={})
+    return tuned, replace(state, shared={}, reported=MemoryStore({}), memory={})

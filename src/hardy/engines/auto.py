@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from hardy.core import tensors
+from hardy.core.disk_store import DiskStore
 from hardy.core.method import Plan
 from hardy.core.modes import drawing_layer
 from hardy.core.net import Net
+from hardy.core.partition import Placement
 from hardy.core.protocols import name_part
+from hardy.core.store import ClientStore, MemoryStore
 from hardy.core.tensors import Tensors
 from hardy.core.training import Training
 from hardy.engines.base import Engine
@@ -23,6 +26,8 @@ from hardy.errors import HardyError
 from hardy.models.count import macs
 
 _LOG = logging.getLogger("hardy")
+_MANY, _MUCH = 10_000, 256 * 2**20
+"""clients, and bytes of their tensors, above which these lie on disk"""
 ENGINES: dict[str, type[Engine]] = {"sequential": Sequential, "vectorised": Vectorised}
 _SMALL_STEP = 20_000_000
 """multiply-accumulates of a forward pass over a batch up to which a CPU gains by running slots together: the calls cost
@@ -86,6 +91,9 @@ class EngineChoice:
     in mixed precision; weights, statistics and evaluation as with tf32)"""
     lane: int | None = None
     """slots in one call of the vectorised engine; absent: as many as fit"""
+    store: Literal["auto", "memory", "disk"] = "auto"
+    """where the tensors lie that each client has of its own: in memory, or in files of rows of which a round reads and
+    writes its cohort's. auto: on disk where there are more than 10,000 clients and they take more than 256 MiB"""
     kernels: bool = True
     """whether layers of many slots run by fused kernels on a GPU; false: by torch's own"""
 
@@ -94,11 +102,20 @@ class EngineChoice:
             raise HardyError(f"engine.lane is {self.lane}; it must be 1 or more, or absent.")
         if self.lane is not None and self.name not in ("auto", "vectorised"):
             raise HardyError(f"engine.lane is {self.lane}, but engine {self.name} has no lanes. Leave it out.")
+        if self.store == "disk" and self.name == "flower":
+            raise HardyError("engine.store is disk, but engine flower leaves clients their tensors. Leave it out.")
         if not self.kernels and (self.name not in ("auto", "vectorised") or self.device == "cpu"):
             raise HardyError(
                 f"engine.kernels is false, but engine {self.name} on device {self.device} has no fused kernels. "
                 "Leave it out."
             )
+
+    def make_store(self, first: Tensors, clients: int) -> ClientStore:
+        """What holds tensors that so many clients have of their own, with first values [B, ...]."""
+        large = clients > _MANY and clients * tensors.count_bytes(first) > _MUCH
+        if first and (self.store == "disk" or (self.store == "auto" and large)):
+            return DiskStore(first, clients)
+        return MemoryStore.filled(first, clients)
 
     def find_device(self) -> torch.device:
         cuda = torch.cuda.is_available()
@@ -134,4 +151,9 @@ class EngineChoice:
                 )
             _LOG.warning("Clients train one after another (engine sequential): %s.", why)
             kind = Sequential
-        return kind(plan, data, training, seed=seed, lane=self.lane, kernels=self.kernels)
+        if self.store == "disk" and not (plan.names(Placement.PRIVATE) or plan.names(Placement.REPORTED)):
+            raise HardyError(
+                f"engine.store is disk, but clients keep nothing with method {plan.method.name!r}, so it has "
+                "no effect. Leave it out."
+            )
+        return kind(plan, data, training, seed=seed, lane=self.lane, kernels=self.kernels, stores=self.make_store)

@@ -1,6 +1,6 @@
 """What every engine on one machine has: the data on the device, the clients' private tensors, and two verbs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from hardy.core.messages import Slot, Updates, Work
 from hardy.core.method import Plan
 from hardy.core.partition import Placement
 from hardy.core.protocols import Batch
+from hardy.core.store import ClientStore, MakeStore, MemoryStore, as_store
 from hardy.core.tensors import Tensors
 from hardy.core.training import Training
 from hardy.engines.device_data import DeviceData
@@ -34,6 +35,7 @@ class Engine:
         lane: int | None = None,
         kernels: bool = True,
         first: int = 0,
+        stores: MakeStore = MemoryStore.filled,
     ) -> None:
         self.plan, self.device_data, self.training, self.seed, self.lane = plan, device_data, training, seed, lane
         self.kernels = kernels
@@ -47,23 +49,40 @@ class Engine:
         if plan.method.pooled:
             self.train_rows = [np.concatenate(self.train_rows)]
         bases = plan.method.budget.bases
-        self.label_counts = self._count_labels()
-        """[C, K], training rows of each class"""
-        self.store = self.cast(plan.first(Placement.PRIVATE, len(data.clients), bases))
-        """private tensors, [C, B, ...]; shared and reported ones are the server's"""
+        self._label_counts: dict[int, Rows] = {}
+        self.stores = stores
+        """makes what holds the clients' own tensors"""
+        self.store = self.new_store(plan.first(Placement.PRIVATE, bases), len(data.clients))
 
     def __repr__(self) -> str:
         kind, clients = str(self.dtype).removeprefix("torch."), len(self.data.clients)
         return f"{self.name} engine on {self.device}, {kind}: {self.plan.method.name!r}, {clients} clients"
 
-    def cast(self, values: Tensors) -> Tensors:
+    @property
+    def store(self) -> ClientStore:
+        """Private tensors, [C, B, ...]; shared and reported ones are the server's."""
+        return self._store
+
+    @store.setter
+    def store(self, values: Mapping[str, Tensor]) -> None:
+        self._store = as_store(values)
+
+    def new_store(self, first: Tensors, clients: int) -> ClientStore:
+        """What holds tensors of so many clients, with first values, [B, ...], on the engine's device."""
+        return self.stores(self.cast(first), clients)
+
+    def cast(self, values: Mapping[str, Tensor]) -> Tensors:
         """Onto the engine's device, in its precision."""
         return tensors.apply(lambda t: t.to(self.device, self.dtype if t.is_floating_point() else None), values)
 
-    def _count_labels(self) -> Tensor:
-        classes, y = len(self.data.classes), self.data.y_train
-        counts = np.stack([np.bincount(y[rows], minlength=classes) for rows in self.train_rows])
-        return torch.from_numpy(counts).to(self.device, self.dtype)
+    def label_counts(self, clients: Sequence[int]) -> Tensor:
+        """[C, K], training rows of each class that these clients have. Counted once for each."""
+        held, y = self._label_counts, self.data.y_train
+        for client in clients:
+            if client not in held:
+                held[client] = np.bincount(y[self.train_rows[client]], minlength=len(self.data.classes))
+        counts = torch.from_numpy(np.stack([held[client] for client in clients]))
+        return tensors.send(counts.to(self.dtype), self.device)
 
     def batch(self, rows: Tensor, key: Tensor, label_counts: Tensor) -> Batch:
         """The images and labels of a step, [B], or of a step of several slots, [S, B] with a key and counts each."""
@@ -105,31 +124,7 @@ class Engine:
             return
         each = (rows.reshape(len(slots), -1).to(self.dtype) for rows in private.values())
         fine = torch.stack([torch.linalg.vector_norm(rows, dim=1) for rows in each]).isfinite().all(0)
-        where = None if self.everyone(slots) else self.where(slots)
-        for name, rows in private.items():
-            held, fits = self.store[name], tensors.expand_trailing(fine, rows)
-            if where is None:
-                all_rows = held.view(rows.shape)
-                torch.where(fits, rows, all_rows, out=all_rows)
-            else:
-                held[where] = torch.where(fits, rows, held[where])
-
-    def own(self, values: Tensors, slots: Sequence[Slot]) -> Tensors:
-        """Rows of the slots out of [C, B, ...]; a view where the slots are all of them."""
-        if self.everyone(slots):
-            return tensors.apply(lambda t: t.flatten(0, 1), values)
-        return tensors.gather(values, *self.where(slots))
-
-    def where(self, slots: Sequence[Slot]) -> tuple[Tensor, ...]:
-        """The slots' clients and bases, on the device."""
-        return tensors.send(torch.tensor([(s.client, s.base) for s in slots]), self.device).unbind(1)
-
-    def everyone(self, slots: Sequence[Slot]) -> bool:
-        """Whether the slots are every base of every client, in order."""
-        clients, bases = len(self.data.clients), self.plan.method.budget.bases
-        if len(slots) != clients * bases:  # told at once: a round of many clients asks this for each of them
-            return False
-        return list(slots) == [Slot(client, base) for client in range(clients) for base in range(bases)]
+        self.store.write(slots, private, fine)
 
     def expect(self, round_number: int, slots: Sequence[Slot]) -> None:
         """Told what the next round will ask for while this one is still at work; most engines need not know."""

@@ -23,8 +23,8 @@ class Sequential(Engine):
         for slot in work.slots:
             objective = self.plan.objective(self.data.clients[slot.client], work.round)
             received = tensors.gather(sent, slot.base)
-            own = tensors.gather({**work.reported, **self.store}, slot.client, slot.base)
-            first = init_client(self.plan, received, own, self.label_counts[slot.client])
+            own = tensors.gather({**work.reported.read([slot]), **self.store.read([slot])}, 0)
+            first = init_client(self.plan, received, own, self.label_counts([slot.client])[0])
             state, losses = fresh_copies(first), []
             batches = self.batches(work.round, slot.client)
             keys = torch.from_numpy(step_keys(self.seed, work.round, self.numbered([slot]), len(batches)))[:, 0]

@@ -7,6 +7,7 @@ import torch
 from hardy.core import tensors
 from hardy.core.messages import Slot, Work
 from hardy.core.partition import Placement
+from hardy.core.store import MemoryStore
 from hardy.engines.base import Engine
 
 _SLOTS = 16
@@ -22,11 +23,11 @@ def seconds_per_slot(engine: Engine, *, slots: int = _SLOTS, steps: int = 2) -> 
         rate=0.0,
         slots=[Slot(i % len(engine.train_rows), i % bases) for i in range(min(slots, len(engine.train_rows) * bases))],
         shared=engine.cast(plan.first(Placement.SHARED, bases)),
-        reported=engine.cast(plan.first(Placement.REPORTED, len(engine.data.clients), bases)),
+        reported=engine.new_store(plan.first(Placement.REPORTED, bases), len(engine.data.clients)),
     )
     try:
         engine.training = training.with_steps(steps)
-        engine.store = tensors.apply(torch.clone, store)
+        engine.store = MemoryStore(tensors.apply(torch.clone, store))
         _synchronise(engine.device)
         began = time.perf_counter()
         for _ in engine.train(work):

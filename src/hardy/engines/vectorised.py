@@ -196,12 +196,13 @@ class Vectorised(Engine):
         """What a lane's slots send, and what they keep."""
         objective, slots = task.objective, task.slots
         one_base = len({slot.base for slot in slots}) == 1
-        received = tensors.gather(self.sent(work), slots[0].base if one_base else self.where(slots)[1])
-        own = self.own({**work.reported, **self.store}, slots)
+        bases = slots[0].base if one_base else tensors.send([slot.base for slot in slots], self.device)
+        received = tensors.gather(self.sent(work), bases)
+        own = {**work.reported.read(slots), **self.store.read(slots)}
         rate = tensors.send(torch.tensor(work.rate, dtype=self.dtype), self.device)
         # one base for all slots: one copy of it is enough
         each = tensors.apply(lambda t: t.expand(len(slots), *t.shape), received) if one_base else received
-        first = init_client(self.plan, each, own, self.label_counts[self.where(slots)[0]])
+        first = init_client(self.plan, each, own, self.label_counts([slot.client for slot in slots]))
 
         frozen = self.plan.method.norm.frozen(work.round)
         one = partial(compute_gradients, self.plan, objective, frozen=frozen)

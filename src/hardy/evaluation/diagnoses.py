@@ -69,7 +69,7 @@ def _context(
             private = {name: value for name, value in own.items() if name not in plan.model_names}
             return function(net, private, batch, key)
 
-        return engine.map(client, common, own, Batch(x, y, engine.label_counts[clients]), keys)
+        return engine.map(client, common, own, Batch(x, y, engine.label_counts(numbers)), keys)
 
     return DiagnosisContext(
         each=each,

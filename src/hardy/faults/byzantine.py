@@ -251,9 +251,8 @@ def corrupt(
     if not groups:
         return updates
     device = updates.weights.device
-    clients = tensors.send([slot.client for slot in updates.slots], device)
     marked = tensors.send([slot.client in hostile for slot in updates.slots], device)
-    shared, reported = tensors.gather(work.shared, updates.bases), tensors.gather(work.reported, clients, updates.bases)
+    shared, reported = tensors.gather(work.shared, updates.bases), work.reported.read(updates.slots)
 
     def attacked(attack: ByzantineAttack) -> Updates:
         def change(name: str, value: Tensor, sent: Tensor) -> Tensor:

@@ -7,10 +7,11 @@ half is hardy.flower.node.
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from hardy.attacks.threats import parse_threat
 from hardy.config import NetworkChoice
@@ -21,6 +22,7 @@ from hardy.core.messages import Answer, Slot, Updates, Work
 from hardy.core.method import Plan
 from hardy.core.partition import Placement
 from hardy.core.state import ServerState
+from hardy.core.store import ClientStore, MemoryStore
 from hardy.core.tensors import Tensors
 from hardy.core.training import Training
 from hardy.errors import HardyError
@@ -66,13 +68,24 @@ class Flower:
         self.roll, self.network, self.token = roll, network, token
         plan.model.to(device, dtype)
         self.train_rows = [client.train for client in data.clients]
-        self.store: Tensors = {}
-        """nothing: clients keep their private tensors"""
         self._wire: dict[str, dict[str, int]] = {}
         self._silent: dict[tuple[int, int], str] = {}
         """(round, client) -> why it is not asked again in that round"""
 
-    def cast(self, values: Tensors) -> Tensors:
+    @property
+    def store(self) -> ClientStore:
+        """Nothing: clients keep their private tensors."""
+        return MemoryStore({})
+
+    @store.setter
+    def store(self, values: Mapping[str, Tensor]) -> None:
+        assert not values, "clients keep their private tensors"
+
+    def new_store(self, first: Tensors, clients: int) -> ClientStore:
+        """What holds the clients' reported tensors."""
+        return MemoryStore.filled(self.cast(first), clients)
+
+    def cast(self, values: Mapping[str, Tensor]) -> Tensors:
         """Onto the server's device, in its precision."""
         return tensors.apply(lambda t: t.to(self.device, self.dtype if t.is_floating_point() else None), values)
 
@@ -98,7 +111,7 @@ class Flower:
             records = {f"shared/{slot.base}": sent[slot.base] for slot in slots[client]}
             if work.reported:
                 for slot in slots[client]:
-                    records[f"reported/{slot.base}"] = wire.pack(tensors.gather(work.reported, client, slot.base))
+                    records[f"reported/{slot.base}"] = wire.pack(tensors.gather(work.reported.read([slot]), 0))
             return self._message(
                 records, client, round=work.round, rate=work.rate, bases=[s.base for s in slots[client]]
             )

@@ -25,6 +25,7 @@ from hardy.core.messages import Slot, Updates, Work
 from hardy.core.method import Method
 from hardy.core.partition import Placement
 from hardy.core.state import ServerState
+from hardy.core.store import MemoryStore
 from hardy.core.tensors import Tensors
 from hardy.data import sources
 from hardy.data.splits import blocks, federate
@@ -142,7 +143,7 @@ class Node:
                 rate=float(asked["rate"]),
                 slots=[Slot(0, base)],
                 shared=_placed(received, base),
-                reported=_placed(self._tensors(content, f"reported/{base}"), 0, base),
+                reported=MemoryStore(_placed(self._tensors(content, f"reported/{base}"), 0, base)),
             )
             (updates,) = engine.train(work)
             yield base, updates, received
@@ -157,7 +158,7 @@ class Node:
         state = ServerState(
             round=round_number,
             shared=self._tensors(content, "shared"),
-            reported=tensors.apply(lambda t: t[None], self._tensors(content, "reported")),
+            reported=MemoryStore(tensors.apply(lambda t: t[None], self._tensors(content, "reported"))),
             memory={},
         )
         said: dict[str, Any] = {"round": round_number}

@@ -81,7 +81,7 @@ def _masked(me: Node, content: Any, memory: Memory) -> Any:
     values = encode(weight * np.append(change, float(updates.loss[0])))
     others = {client: known[client] for client in clients}
     sent = mask(values, me.number, KeyPair.of(kept["mask"]), kept["own"], others, kept["attempt"])
-    memory.keep(round_number, me.engine.store)
+    memory.keep(round_number, dict(me.engine.store))
     _keep(memory, **kept, stayed=clients, sealed=list(asked["sealed"]))
     return wire.message({"masked": ArrayRecord({"vector": Array(sent)})})
 

@@ -18,6 +18,7 @@ from hardy.core.files import disk, write_atomic
 from hardy.core.method import BuildModel, Method
 from hardy.core.server import Server
 from hardy.core.state import ServerState
+from hardy.core.store import MemoryStore
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.evaluation import serving
@@ -128,7 +129,7 @@ def load_site(
     held = ServerState(
         round=record["round"],
         shared=engine.cast(groups["shared"]),
-        reported=engine.cast(groups["reported"]),
+        reported=MemoryStore(engine.cast(groups["reported"])),
         memory={},
     )
     here = replace(chosen, engine=replace(chosen.engine, name="sequential"), network=config.NetworkChoice())

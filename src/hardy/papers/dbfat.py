@@ -15,7 +15,6 @@ The form of ρ, linear in κ, is ours; see docs/methods/adversarial_field.md.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from hardy.attacks.base import Attack
@@ -62,9 +61,7 @@ class BoundaryAware(Reweighted):
     def regularise(self, net: Net, batch: Batch, robust: Tensor) -> Tensor | float:
         if not self.strength:
             return 0.0
-        with torch.no_grad():
-            taught = net.sent()(batch.x)
-        return self.strength * divergence(taught, robust).mean()
+        return self.strength * divergence(net.sent()(batch.x).detach(), robust).mean()
 
 
 boundary_aware = BoundaryAware

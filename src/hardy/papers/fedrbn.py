@@ -31,7 +31,7 @@ from hardy.core.layers import Call, CountedStatistics, Statistics
 from hardy.core.method import Method
 from hardy.core.net import Net
 from hardy.core.partition import Placement, Role, Tag, branch_paths
-from hardy.core.protocols import Batch, Objective, Optimiser, Setting, name_part
+from hardy.core.protocols import Batch, Givers, Objective, Optimiser, Setting, name_part
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.papers.fedbn import Local, local
@@ -53,10 +53,14 @@ class Propagated(Local):
     statistics: Placement = Placement.REPORTED
     temperature: float = 0.01
     """T; inf = all AT clients count alike, and clean statistics need not be reported"""
+    givers: int | None = None
+    """how many AT clients give at most, those that were heard last; absent: all. For tensors of clients on disk"""
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
             raise HardyError(f"propagated temperature (T) is {self.temperature}; it must be above 0.")
+        if self.givers is not None and self.givers < 1:
+            raise HardyError(f"propagated givers is {self.givers}; it must be 1 or more, or absent.")
 
     def check(self, method: Method, setting: Setting) -> None:
         super().check(method, setting)
@@ -74,40 +78,59 @@ class Propagated(Local):
     def reads(self) -> frozenset[str]:
         return frozenset({"clean"} if isfinite(self.temperature) else ())
 
-    def exchange(self, reported: Tensors, tags: Mapping[str, Tag], clients: Sequence[Client]) -> Tensors:
+    def gives(self, client: Client) -> bool:
+        return client.kind != "ST"
+
+    @property
+    def most_givers(self) -> int | None:
+        return self.givers
+
+    def exchange(
+        self, reported: Tensors, tags: Mapping[str, Tag], clients: Sequence[Client], givers: Givers | None = None
+    ) -> Tensors:
         counters = _held(reported, tags, "adversarial", Role.COUNTER)
         statistics = _held(reported, tags, "adversarial", Role.NORM_MEAN, Role.NORM_VAR)
         if not counters:
             return reported
-        takes, alpha = self.who_takes_what(reported, tags, clients)
+        takes, alpha = self.who_takes_what(reported, tags, clients, givers)
+        source = givers.reported if givers else reported
         with tensors.full_precision():
             given = {
-                n: torch.where(takes[..., None], torch.einsum("kjb,jbf->kbf", alpha.to(t), t), t).contiguous()
+                n: torch.where(takes[..., None], torch.einsum("kjb,jbf->kbf", alpha.to(t), source[n]), t).contiguous()
                 for n, t in statistics.items()
             }
         told = {n: torch.where(takes, t.clamp_min(1), t) for n, t in counters.items()}
         return {**reported, **given, **told}
 
     def who_takes_what(
-        self, reported: Tensors, tags: Mapping[str, Tag], clients: Sequence[Client]
+        self, reported: Tensors, tags: Mapping[str, Tag], clients: Sequence[Client], givers: Givers | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Which clients take statistics, [C, B], and α, [C, C, B]."""
-        counters = _held(reported, tags, "adversarial", Role.COUNTER)
-        heard = torch.stack(list(counters.values())).amax(0) > 0  # [C, B]
-        poor = tensors.send(torch.tensor([client.kind == "ST" for client in clients]), heard.device)[:, None]
-        gives = heard & ~poor
+        """Which clients take statistics, [C, B], and α, [C, J, B], of each that may give: all clients, or `givers`."""
+        source = givers or Givers(reported, clients)
+        counters = _held(source.reported, tags, "adversarial", Role.COUNTER)
+        heard = torch.stack(list(counters.values())).amax(0) > 0  # [J, B]
+        gives = heard & ~_are_poor(source.clients, heard)
         with tensors.full_precision():
-            clean = _held(reported, tags, "clean", Role.NORM_MEAN, Role.NORM_VAR)
-            return poor & gives.any(0), self.weights(list(clean.values()), gives)
+            clean = [
+                list(_held(values, tags, "clean", Role.NORM_MEAN, Role.NORM_VAR).values())
+                for values in (reported, source.reported)
+            ]
+            takes = _are_poor(clients, heard) & gives.any(0)
+            return takes, self.weights(clean[0], gives, clean[1]).expand(len(clients), -1, -1)
 
-    def weights(self, clean: Sequence[Tensor], gives: Tensor) -> Tensor:
-        """α, [C, C, B]: what each client takes of each that gives, by all clients' clean statistics. Where these are
-        not reported all clients are alike."""
-        likeness = torch.zeros(len(gives), *gives.shape, device=gives.device)
+    def weights(self, clean: Sequence[Tensor], gives: Tensor, givers: Sequence[Tensor] | None = None) -> Tensor:
+        """α, [C, J, B]: what each client takes of each that gives, by the clean statistics of both. Where these are not
+        reported all clients are alike, [1, J, B]."""
+        likeness = torch.zeros(1, *gives.shape, device=gives.device)
         if clean:
-            units = [F.normalize(statistic, dim=-1) for statistic in clean]
-            likeness = torch.stack([torch.einsum("kbf,jbf->kjb", u, u) for u in units]).mean(0)
+            units = [[F.normalize(statistic, dim=-1) for statistic in some] for some in (clean, givers or clean)]
+            likeness = torch.stack([torch.einsum("kbf,jbf->kjb", k, j) for k, j in zip(*units, strict=True)]).mean(0)
         return (likeness / self.temperature).masked_fill(~gives, -inf).softmax(1)
+
+
+def _are_poor(clients: Sequence[Client], like: Tensor) -> Tensor:
+    """Which clients are of kind ST, [C, 1]."""
+    return tensors.send(torch.tensor([client.kind == "ST" for client in clients]), like.device)[:, None]
 
 
 def _held(reported: Tensors, tags: Mapping[str, Tag], branch: str, *roles: Role) -> Tensors:
@@ -206,6 +229,7 @@ def fedrbn(
     dual_affine: bool = False,
     noise: float = 0.0,
     bound: float = inf,
+    givers: int | None = None,
     optimiser: Optimiser = sgd(),
 ) -> Method:
     """Local dual BatchNorm whose adversarial statistics spread to clients that cannot afford adversarial training."""
@@ -213,7 +237,7 @@ def fedrbn(
         name="fedrbn",
         norm=dual(
             clean=local(affine=affine, statistics=Placement.REPORTED, noise=noise, bound=bound),
-            adversarial=propagated(affine=affine, temperature=temperature, noise=noise, bound=bound),
+            adversarial=propagated(affine=affine, temperature=temperature, noise=noise, bound=bound, givers=givers),
             dual_affine=dual_affine,
         ),
         objective=by_kind(

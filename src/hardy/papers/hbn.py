@@ -12,7 +12,8 @@ a channel, σ(0) = ½ at first · β momentum · N values a channel sees in all 
    law of total variance with N/(N−1).
 5. (u, v) serve predictions.
 
-Here the batch of the first step is what is measured, as in the authors' code, so that no pass is added. Their code
+Here the batch of the first step is what is measured, with its attacked images under adversarial training, as in the
+authors' code, so that no pass is added. Their code
 measures the mixed statistics, which hold (u, v) already; Hardy measures the batch's own.
 """
 
@@ -39,6 +40,8 @@ class HybridStatistics(FederatedStatistics):
 
     roles: ClassVar[Mapping[str, str]] = {"mix": Role.NORM_MIX}
     mix: Tensor
+    first: Tensor
+    """whether the server has spoken since the last pass"""
 
     def __init__(self, features: int, *, affine: bool = False, momentum: float = 0.1, noise: float = 0.0) -> None:
         super().__init__(features, affine=affine, momentum=momentum, noise=noise)
@@ -46,18 +49,19 @@ class HybridStatistics(FederatedStatistics):
 
     def normalise(self, x: Tensor, affine: AffineParameters, eps: float) -> Tensor:
         mean, var = channel_moments(x, self.mean.dtype)
-        self._measure(mean.detach(), var.detach(), x.numel() / x.shape[1])
+        before = self.mean, self.var, self.count
+        self.pool(mean.detach(), var.detach(), x.numel() / x.shape[1])
+        pooled = zip((self.mean, self.var, self.count), before, strict=True)
+        self.mean, self.var, self.count = (torch.where(self.first, new, old) for new, old in pooled)
         share = torch.sigmoid(self.mix)
         return scale_and_shift(
             x, torch.lerp(self.sent_mean, mean, share), torch.lerp(self.sent_var, var, share), affine, eps
         )
 
-    def _measure(self, mean: Tensor, var: Tensor, values: float) -> None:
-        """Line 2: the first batch since the server spoke; later ones are seen by other weights."""
-        first = self.count == 0
-        self.mean = torch.where(first, torch.lerp(self.sent_mean, mean, self.momentum), self.mean)
-        self.var = torch.where(first, torch.lerp(self.sent_var, var, self.momentum), self.var)
-        self.count = torch.where(first, values, self.count)
+    def begin(self) -> None:
+        """Line 2: only what passes first is measured; what comes after a step is seen by other weights. Clean and
+        attacked images of that step are pooled."""
+        self.first = self.count == 0
 
 
 @part("norm")

@@ -87,14 +87,13 @@ class Contrastive(Wrapper):
         trained, buffers = (
             {n: private.get(f"previous.{n}", t) for n, t in own.items()} for own in (net.trained, net.buffers)
         )
-        with torch.no_grad():
-            near = net.knowing(received).sent().features(batch.x, branch=self.branch)
-            far = net.on(trained, buffers).features(batch.x, branch=self.branch)
+        others = net.knowing(received).sent(), net.on(trained, buffers)
         weight = self.strength * (private[_ROUNDS] > 0)
 
         def contrast(trained: Tensors) -> Tensor:
             own = net.at(trained).features(batch.x, branch=self.branch, key=random.fold(key, "contrast"))
-            alike = torch.stack([F.cosine_similarity(own, other, -1) for other in (near, far)], -1)
+            likeness = [F.cosine_similarity(own, one.features(batch.x, branch=self.branch), -1) for one in others]
+            alike = torch.stack(likeness, -1)
             return -weight * (alike / self.temperature).log_softmax(-1)[:, 0].mean()
 
         pulled = grad(contrast)(net.trained)

@@ -13,7 +13,7 @@ from hardy.core.federation import Client
 from hardy.core.layers import BatchNorm, FederatedStatistics, Statistics
 from hardy.core.method import Method, Plan
 from hardy.core.partition import Placement, Role, Tag, branch_paths
-from hardy.core.protocols import Aggregator, InferenceStatistics, Norm, Setting, walk
+from hardy.core.protocols import Aggregator, Givers, InferenceStatistics, Norm, Setting, walk
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.registry import part
@@ -144,9 +144,24 @@ class Dual(Norm):
     def statistics_rule(self, branch: str, rule: Aggregator) -> Aggregator:
         return (self.adversarial if branch == "adversarial" else self.clean).statistics_rule(branch, rule)
 
-    def exchange(self, reported: Tensors, tags: Mapping[str, Tag], clients: Sequence[Client]) -> Tensors:
+    @property
+    def exchanges(self) -> bool:
+        return self.clean.exchanges or self.adversarial.exchanges
+
+    def gives(self, client: Client) -> bool:
+        return any(norm.gives(client) for norm in (self.clean, self.adversarial) if norm.exchanges)
+
+    @property
+    def most_givers(self) -> int | None:
+        named = [norm.most_givers for norm in (self.clean, self.adversarial) if norm.exchanges]
+        return None if None in named else max(n for n in named if n)
+
+    def exchange(
+        self, reported: Tensors, tags: Mapping[str, Tag], clients: Sequence[Client], givers: Givers | None = None
+    ) -> Tensors:
         for branch, norm in (("clean", self.clean), ("adversarial", self.adversarial)):
-            written = norm.exchange(reported, tags, clients)
+            also = (givers,) if givers else ()  # a norm of a user's own may not know of them
+            written = norm.exchange(reported, tags, clients, *also)
             reported = {n: written[n] if (tags[n].branch or "clean") == branch else t for n, t in reported.items()}
         return reported
 

@@ -159,10 +159,10 @@ class Distilled(Wrapper):
     def gradient(
         self, outer: Objective, net: Net, private: Tensors, batch: Batch, key: Tensor, received: Tensors
     ) -> StepResult:
-        with torch.no_grad():
-            taught = F.log_softmax(net.knowing(received).sent()(batch.x, branch=self.branch) / self.temperature, -1)
+        sent = net.knowing(received).sent()
 
         def apart(trained: Tensors) -> Tensor:
+            taught = F.log_softmax(sent(batch.x, branch=self.branch) / self.temperature, -1)
             own = net.at(trained)(batch.x, branch=self.branch, key=random.fold(key, "distillation"))
             answer = F.log_softmax(own / self.temperature, -1)
             divergence = F.kl_div(answer, taught, reduction="batchmean", log_target=True)

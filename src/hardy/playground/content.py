@@ -245,7 +245,7 @@ def _alpha(run: Run) -> list[list[float]] | None:
     propagated = getattr(norm, "adversarial", None)
     if not isinstance(propagated, Propagated):
         return None
-    takes, alpha = propagated.who_takes_what(run.state.reported, plan.tags, run.engine.data.clients)
+    takes, alpha = propagated.who_takes_what(dict(run.state.reported), plan.tags, run.engine.data.clients)
     return [
         [round(float(share), 4) for share in row] if taking else []
         for taking, row in zip(takes[:, 0], alpha[..., 0], strict=True)

@@ -20,6 +20,8 @@ CLEAN = "clean"
 COST = "cost"
 """the measure whose keys are what the training took, such as "cost: macs a round"; it is always known"""
 FOLDER = "experiments"
+_OWN = ("title", "published", "not_run", "reduced", "quick")
+"""keys that `like` does not take over"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,9 +267,22 @@ def _toml(path: Path) -> dict[str, Any]:
         raise HardyError(f"cannot read {path}: {error}.") from error
 
 
+def _table_toml(path: Path) -> dict[str, Any]:
+    """What a TOML says; with `like`, after what the table of that name beside it says. Of overrides those of the same
+    name are replaced. A state, what was reduced and the short form are the other table's own."""
+    table = _toml(path)
+    if not (name := table.pop("like", "")):
+        return table
+    other = _toml(path.parent / f"{name}.toml")
+    if "like" in other:
+        raise HardyError(f"{path} is like {name!r}, which is like another. Name that one.")
+    both = {key: value for key, value in other.items() if key not in _OWN} | table
+    return both | {"overrides": other.get("overrides", {}) | table.get("overrides", {})}
+
+
 def read_table(path: Path) -> ResultTable:
     """The table of a TOML file."""
-    table = _toml(path)
+    table = _table_toml(path)
     rows = table.get("rows")
     if not isinstance(rows, dict) or not rows:
         raise HardyError(f"{path} has no rows, so it is no table. An experiment is run by `hardy run {path}`.")
@@ -296,9 +311,9 @@ def find_folder(given: Path | None = None) -> Path:
 
 
 def table_files(folder: Path, paper: str = "*") -> Iterator[Path]:
-    """The TOML files that are tables: those with rows."""
+    """The TOML files that are tables: those with rows, their own or another table's."""
     for path in sorted(folder.glob(f"{paper}/*.toml")):
-        if path.name != "paper.toml" and "rows" in _toml(path):
+        if path.name != "paper.toml" and {"rows", "like"} & _toml(path).keys():
             yield path
 
 

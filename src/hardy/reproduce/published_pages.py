@@ -10,7 +10,7 @@ from statistics import mean, stdev
 from hardy.errors import HardyError
 from hardy.reproduce.definition import ResultTable, split_column
 from hardy.reproduce.records import Record, value_of
-from hardy.reproduce.tuning import tuning_words
+from hardy.reproduce.row_tuning import tuning_words
 
 ENOUGH_SEEDS = 3
 """fewer say too little of the noise between seeds for a difference to be set in bold"""

@@ -32,7 +32,7 @@ from hardy.reproduce.records import (
     today,
     write_record,
 )
-from hardy.reproduce.tuning import chosen_overrides, row_settings, tuning_measures
+from hardy.reproduce.row_tuning import chosen_overrides, row_settings, tuning_measures
 from hardy.runs.api import evaluate, fit, load, resume
 from hardy.runs.run import Run
 

@@ -9,9 +9,11 @@ from typing import Any
 from hardy import config
 from hardy.callbacks.base import check_callbacks, is_stored
 from hardy.config import Experiment
+from hardy.core.disk_store import DiskStore
 from hardy.core.files import disk, make_folder, refuse_links
 from hardy.core.json_files import read_sealed
 from hardy.core.method import Method
+from hardy.core.store import MemoryStore
 from hardy.core.tensors import shapes
 from hardy.data.given import OwnData
 from hardy.errors import HardyError
@@ -176,9 +178,11 @@ def load(
                 "and run it again, or take the last round."
             )
         found, _ = load_checkpoint(run.folder, run.engine.device)
-        run.state, run.figures = found.server, RunTotals(**found.figures)
+        run.state, run.figures = run.server.exchange.opened(found.server), RunTotals(**found.figures)
         run.rows = [row for row in known if row["round"] <= run.state.round]
-        run.engine.store = {**run.engine.store, **run.engine.cast(found.store)}
+        best_rows = found.store.cast(run.engine.cast)
+        on_disk = isinstance(best_rows, DiskStore)
+        run.engine.store = best_rows if on_disk else MemoryStore({**run.engine.store, **best_rows})
     return run
 
 
@@ -263,9 +267,9 @@ def _reopen(
     for line in remarks:
         remark(line)
     _refuse_other_tensors(folder, run, checkpoint, private=not far)
-    run.state = checkpoint.server
+    run.state = run.server.exchange.opened(checkpoint.server)
     if not far:
-        run.engine.store = run.engine.cast(checkpoint.store)
+        run.engine.store = checkpoint.store.cast(run.engine.cast)
     run.figures, run.rows = RunTotals(**checkpoint.figures), None
     if (folder / "summary.json").exists():
         try:
@@ -293,12 +297,15 @@ def _same_name(folder: Path, key: str, saved: config.Table | str, given: Any) ->
 
 def _refuse_other_tensors(folder: Path, run: Run, checkpoint: Checkpoint, *, private: bool) -> None:
     """A checkpoint of another method, model or version has other tensors; to go on with it would mean nothing."""
-    groups = [(run.state.shared, checkpoint.server.shared), (run.state.reported, checkpoint.server.reported)]
-    groups += [(run.state.memory, checkpoint.server.memory)]
+    groups = [
+        (shapes(run.state.shared), shapes(checkpoint.server.shared)),
+        (run.state.reported.shapes, checkpoint.server.reported.shapes),
+        (shapes(run.state.memory), shapes(checkpoint.server.memory)),
+    ]
     if private and run.local is not None:
-        groups.append((run.engine.store, checkpoint.store))
+        groups.append((run.engine.store.shapes, checkpoint.store.shapes))
     for expected, found in groups:
-        other = shapes(expected).items() ^ shapes(found).items()
+        other = expected.items() ^ found.items()
         if other:
             raise HardyError(
                 f"the checkpoint of {folder} does not fit method {run.engine.plan.method.name!r}: {min(other)[0]} is "

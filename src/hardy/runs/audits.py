@@ -104,7 +104,7 @@ def _reference(run: Run, engine: Engine, number: int) -> Scores:
     )
     half = _engine_on(run, replace(engine.data, clients=clients))
     server = replace(run.server, clients=clients)
-    state = _cast(half, server.start())
+    state = _cast(half, server.start(half.new_store))
     for at in range(run.state.round):
         state, _ = server.round(state, half, run.experiment.training.rate_at(at, run.experiment.rounds))
     whole = _engine_on(run, engine.data)
@@ -123,9 +123,7 @@ def _engine_on(run: Run, data: Federation) -> Engine:
 
 
 def _cast(engine: Engine, state: ServerState) -> ServerState:
-    return replace(
-        state, shared=engine.cast(state.shared), reported=engine.cast(state.reported), memory=engine.cast(state.memory)
-    )
+    return replace(state, shared=engine.cast(state.shared), memory=engine.cast(state.memory))
 
 
 # Inversion
@@ -161,14 +159,14 @@ def _one_image(run: Run, engine: Engine, client: int, row: int, usual: Tensor, i
     one = _engine_on(run, replace(engine.data, clients=tuple(clients)))
     one.training = engine.training.with_steps(1)
     one.training = replace(one.training, batch=1, replays=1, independent=False)
-    state = _cast(one, run.server.start())
+    state = _cast(one, run.server.start(one.new_store))
     rate = run.experiment.training.rate_at(0, run.experiment.rounds)
     slot = run.engine.plan.method.budget.assign(0, [client], clients, run.experiment.seed)[0]
     first = init_client(
         one.plan,
         tensors.gather(state.shared, slot.base),
         tensors.gather({**state.reported, **one.store}, slot.client, slot.base),
-        one.label_counts[slot.client],
+        one.label_counts([slot.client])[0],
     )
     net = Net(one.plan.model, first.trained, first.buffers)
     (updates,) = one.train(Work(round=0, rate=rate, slots=[slot], shared=state.shared, reported=state.reported))

@@ -2,12 +2,15 @@
 
 A checkpoint is a folder with two files. tensors.safetensors holds the tensors. record.json holds their SHA-256, the
 round, the run's totals, the experiment with all its keys, the SHA-256 of metrics.jsonl so far, and last its own.
+Where clients' tensors lie on disk (core/disk_store.py), it names their files in `clients`, with number and SHA-256 of
+the rows that count.
 A checkpoint in which any of it does not fit, or a tensor is not finite, is never used.
 """
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,13 +18,20 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch import Tensor
 
+from hardy.core.disk_store import DiskStore
 from hardy.core.files import disk, make_folder, remove_folder, sync_folder, write_synced
 from hardy.core.json_files import read_sealed, sealed
 from hardy.core.state import ServerState
+from hardy.core.store import ClientStore, MemoryStore, as_store
 from hardy.core.tensors import Tensors, apply
 from hardy.errors import HardyError, printable
 
+Found = tuple[dict[str, Any], Tensors]
+"""record and tensors of a checkpoint"""
+CLIENT_ROWS = "clients"
+"""the folder of a run that holds clients' tensors where they lie on disk"""
 _FORMAT = 2
 _DRAFT = ".draft"
 
@@ -31,23 +41,27 @@ class Checkpoint:
     """A saved moment: the server's state, the clients' private tensors, the run's totals, and of which experiment."""
 
     server: ServerState
-    store: Tensors
+    store: ClientStore
     figures: dict[str, Any]
     experiment: dict[str, Any] = field(default_factory=dict)
     """every key of the experiment"""
     digests: dict[str, str] = field(default_factory=dict)
     """SHA-256 of metrics.jsonl up to this round, and of clients.json"""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "store", as_store(self.store))
+
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> None:
     """Writes a new checkpoint beside the old ones, then removes all but the newest `keep`."""
     server = checkpoint.server
+    reported, private = server.reported.saved(), checkpoint.store.saved()
     groups = {
         "shared": server.shared,
-        "reported": server.reported,
+        "reported": reported[0],
         "memory": server.memory,
         "lengths": server.lengths,
-        "private": checkpoint.store,
+        "private": private[0],
     }
     flat = {f"{group}/{n}": t for group, values in groups.items() for n, t in values.items()}
     record = {
@@ -55,31 +69,81 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> N
         "experiment": checkpoint.experiment,
         "files_sha256": checkpoint.digests,
     }
+    if beyond := {name: told for name, (_, told) in (("reported", reported), ("private", private)) if told}:
+        record["clients"] = beyond
     save_tensors(folder, server.round, flat, record, keep=keep, also=_intact(folder))
+    if beyond:
+        _remove_unnamed(folder.parent)
 
 
 def load_checkpoint(folder: Path, device: torch.device | None = None) -> tuple[Checkpoint, list[str]]:
     """The newest checkpoint that is whole, its server's tensors on a device, and a remark about each that is not."""
-    found, remarks = load_tensors(folder)
+    found, remarks = load_tensors(folder, _complete)
     if found is None:
         raise HardyError(
             f"no usable checkpoint in {folder}. {' '.join(remarks)} Start the experiment again with `hardy run`."
         )
     record, flat = found
-    groups: dict[str, Tensors] = {"shared": {}, "reported": {}, "memory": {}, "lengths": {}, "private": {}}
-    for key, value in flat.items():
-        group, _, name = key.partition("/")
-        groups[group][name] = value
-    private, lengths = groups.pop("private"), groups.pop("lengths")
-    server = {group: apply(lambda t: t.to(device), values) for group, values in groups.items()}
+    groups, (reported, private) = _groups(flat), _stores(folder.parent, found)
+
+    def here(values: Mapping[str, Tensor]) -> Tensors:
+        return apply(lambda t: t.to(device), values)
+
     made = Checkpoint(
-        server=ServerState(round=record["round"], **server, lengths=lengths),
+        server=ServerState(
+            round=record["round"],
+            shared=here(groups["shared"]),
+            reported=reported.cast(here),
+            memory=here(groups["memory"]),
+            lengths=groups["lengths"],
+        ),
         store=private,
         figures=record["figures"],
         experiment=record["experiment"],
         digests=record["files_sha256"],
     )
     return made, remarks
+
+
+def _groups(flat: Tensors) -> dict[str, Tensors]:
+    groups: dict[str, Tensors] = {"shared": {}, "reported": {}, "memory": {}, "lengths": {}, "private": {}}
+    for key, value in flat.items():
+        group, _, name = key.partition("/")
+        groups[group][name] = value
+    return groups
+
+
+def _stores(run: Path, found: Found) -> tuple[ClientStore, ClientStore]:
+    """The reported and the private tensors of a checkpoint of a run folder."""
+    record, flat = found
+    beyond, groups = record.get("clients", {}), _groups(flat)
+
+    def made(name: str) -> ClientStore:
+        if name in beyond:
+            return DiskStore.opened(run / CLIENT_ROWS / name, groups[name], beyond[name])
+        return MemoryStore(groups[name])
+
+    return made("reported"), made("private")
+
+
+def _complete(path: Path, found: Found) -> None:
+    """An error if rows of clients that a checkpoint names are not whole."""
+    _stores(path.parent.parent, found)
+
+
+def _remove_unnamed(run: Path) -> None:
+    """Removes files of clients' rows that no checkpoint of a run folder names."""
+    named = set()
+    for path in (*rounds_in(run / "checkpoint").values(), *rounds_in(run / "best").values()):
+        try:
+            beyond = _record(path).get("clients", {})
+        except (HardyError, ValueError, KeyError):
+            return  # a damaged record may name any of them
+        named |= {(name, told["number"]) for name, told in beyond.items()}
+    for path in (run / CLIENT_ROWS).glob("*/*.rows"):
+        if (path.parent.name, int(path.stem)) not in named:
+            with suppress(FileNotFoundError):
+                os.unlink(path)  # noqa: PTH108
 
 
 def saved_experiment(folder: Path) -> dict[str, Any] | None:
@@ -124,15 +188,18 @@ def save_tensors(
 
 
 def load_tensors(
-    folder: Path, fits: Callable[[int], bool] = lambda _: True
-) -> tuple[tuple[dict[str, Any], Tensors] | None, list[str]]:
+    folder: Path, complete: Callable[[Path, Found], None] | None = None, *, fits: Callable[[int], bool] = lambda _: True
+) -> tuple[Found | None, list[str]]:
     """The newest that is whole among those whose round `fits`: record and tensors, and a remark about each that is
-    not."""
+    not. `complete` raises an error where something else is missing."""
     remarks: list[str] = []
     held = [path for at, path in rounds_in(folder).items() if fits(at)]
     for number, path in enumerate(reversed(held), 1):
         try:
-            return _read(path), remarks
+            found = _read(path)
+            if complete:
+                complete(path, found)
+            return found, remarks
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, HardyError) as error:
             then = "; using the one before it." if number < len(held) else "."
             remarks.append(f"checkpoint {path.name} is torn or corrupted ({printable(error, 300)}){then}")

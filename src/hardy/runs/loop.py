@@ -13,7 +13,7 @@ from hardy.core.files import disk, file_lock
 from hardy.core.flatten import flat_row
 from hardy.core.json_files import write_sealed
 from hardy.core.spending import privacy_spent
-from hardy.core.tensors import Tensors
+from hardy.core.store import ClientStore
 from hardy.errors import HardyError
 from hardy.evaluation import projections
 from hardy.evaluation.diagnoses import diagnose_training
@@ -22,7 +22,7 @@ from hardy.evaluation.record import EVALUATION_LOCK
 from hardy.report.run_page import write_report
 from hardy.runs import costs
 from hardy.runs import folder as folders
-from hardy.runs.checkpoint import Checkpoint, save_checkpoint
+from hardy.runs.checkpoint import CLIENT_ROWS, Checkpoint, save_checkpoint
 from hardy.runs.evaluate import (
     evaluate_run,
     evaluate_settings,
@@ -91,13 +91,15 @@ class _Saving:
         self.pace = folders.CheckpointSchedule(run.experiment.checkpoint.every)
         self.experiment = folders.resolved(run.experiment, (run.folder / "config.toml").read_text("utf-8"))
         self.saved = run.state.round
+        run.engine.store.place(run.folder / CLIENT_ROWS / "private")
+        run.state.reported.place(run.folder / CLIENT_ROWS / "reported")
         self.reports, self.reported = folders.CheckpointSchedule(None), False
         self.note_whole()
 
     def note_whole(self) -> None:
         """The last whole round: what is saved if the next one is broken off. Nothing is copied."""
-        self.whole = self._checkpoint(self.run.engine.store)
-        self.untouched = _in_place_changes(self.whole.store)
+        self.before = self.run.engine.store.snapshot()
+        self.whole = self._checkpoint(self.before.store)
 
     def save(self, stop: StopRequest, *, last: bool) -> None:
         self.note_whole()
@@ -108,8 +110,7 @@ class _Saving:
 
     def save_broken_off(self) -> None:
         """The last whole round in the middle of the next, unless clients have overwritten their private tensors."""
-        known = _in_place_changes(self.whole.store)
-        if self.whole.server.round > self.saved and known is not None and known == self.untouched:
+        if self.whole.server.round > self.saved and self.before.intact:
             self._write("checkpoint", self.whole)
             self.saved = self.whole.server.round
 
@@ -124,10 +125,9 @@ class _Saving:
     def save_best(self) -> None:
         """To be served, not to be trained on: the networks without the objective's own tensors."""
         engine = self.run.engine
-        networks = {name: value for name, value in engine.store.items() if name in engine.plan.model_names}
-        self._write("best", self._checkpoint(networks), keep=1)
+        self._write("best", self._checkpoint(engine.store.only(engine.plan.model_names)), keep=1)
 
-    def _checkpoint(self, store: Tensors) -> Checkpoint:
+    def _checkpoint(self, store: ClientStore) -> Checkpoint:
         figures = self.run.figures
         totals = {name: getattr(figures, name) for name in RunTotals.__dataclass_fields__}
         return Checkpoint(
@@ -141,14 +141,6 @@ class _Saving:
     def _write(self, name: str, checkpoint: Checkpoint, keep: int = 2) -> None:
         self.log.sync()  # first: no checkpoint outlives the lines of its rounds
         save_checkpoint(self.folder / name, checkpoint, keep=keep)
-
-
-def _in_place_changes(store: Tensors) -> dict[str, int] | None:
-    """How often each tensor was written to; None where torch does not count."""
-    try:
-        return {name: value._version for name, value in store.items()}
-    except RuntimeError:
-        return None
 
 
 def _stopped(saving: _Saving | None, stop: StopRequest, number: int, when: str) -> Stopped:

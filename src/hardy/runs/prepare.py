@@ -103,11 +103,10 @@ def prepare(
         device_data = DeviceData(data, device, experiment.engine.precision, experiment.data.augmentation)
         engine = here = experiment.engine.make(plan, device_data, experiment.training, seed=experiment.seed)
         measures = LocalMeasure(here)
-    state = server.start()
+    state = server.start(engine.new_store)
     state = replace(
         state,
         shared=engine.cast(state.shared),
-        reported=engine.cast(state.reported),
         memory=engine.cast(state.memory),
     )
     if method:

@@ -41,7 +41,7 @@ class Profile:
         """A profile from outside; ValueError with the reason if it cannot be one."""
         try:
             given = json.loads(text)
-            shape, classes = tuple(map(int, given["shape"])), tuple(map(str, given["classes"]))
+            shape, classes = tuple(map(int, given["shape"])), tuple(printable(c) for c in given["classes"])
             counts: dict[str, Any] = {name: int(given[name]) for name in ("client", "train", "validation", "test")}
             domain, kind, capacity = printable(given["domain"], 100), given["kind"], float(given["capacity"])
         except Exception as error:  # whatever a hostile node puts there

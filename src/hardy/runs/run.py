@@ -148,7 +148,7 @@ class Run:
             self.served,
             self.own,
             statistics,
-            reported=self.state.reported,
+            reported=dict(self.state.reported),
             rounds=self.state.round,
             domain=domain,
             images=images,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hardy.config import FROM_PYTHON, named
 from hardy.core.method import Plan
 from hardy.core.partition import Placement, Role
+from hardy.core.store import MemoryStore
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.runs.checkpoint import load_checkpoint
@@ -88,8 +89,8 @@ def warm_start(run: Run, init: Any, *, head: bool = True) -> None:
             f"{f'; and {len(misfits) - 3} more' if len(misfits) > 3 else ''}. Take the model it was trained with; with "
             "another number of classes, init_head=False leaves the last layer fresh."
         )
-    run.state = replace(state, shared=places[Placement.SHARED], reported=places[Placement.REPORTED])
-    run.engine.store = places[Placement.PRIVATE]
+    run.state = replace(state, shared=places[Placement.SHARED], reported=MemoryStore(places[Placement.REPORTED]))
+    run.engine.store = MemoryStore(places[Placement.PRIVATE])
     words = str(init) if isinstance(init, str | Path) else FROM_PYTHON
     run.experiment = replace(run.experiment, init=words, init_head=head)
 

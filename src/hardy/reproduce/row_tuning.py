@@ -48,7 +48,7 @@ def tuning_measures(table: ResultTable) -> list[RowMeasure]:
     ]
 
 
-def choose(settings: Mapping[tuple[str, ...], Record], *, quick: bool) -> Choice:
+def choose_setting(settings: Mapping[tuple[str, ...], Record], *, quick: bool) -> Choice:
     """Line 3, as it is stored. The records are of one row, in the order of its settings."""
     scores: dict[tuple[str, ...], float] = {
         setting: mean(f["mean"] for f in record["figures"].values()) for setting, record in settings.items()
