@@ -117,6 +117,8 @@ class Quick:
     """absent: the table's"""
     limit: int | None = None
     """test rows of each client under attack; absent: all"""
+    tuning: tuple[str, ...] | None = None
+    """overrides while it tunes; absent: those of [tuning]"""
 
 
 @dataclass(frozen=True, kw_only=True)
