@@ -446,6 +446,18 @@ def test_fedrbns_calibration_goes_with_depths_and_not_with_widths():
         (lambda: papers.depthfl(ramp=3, distillation=0.0), "it has no effect"),
         (lambda: papers.depthfl(distillation=-1.0), "distillation and a ramp of 0 or more"),
         (lambda: fit(papers.heterofl(scaler=True), rounds=1), "tracked in training are of values 1/r times"),
+        (
+            lambda: fit(
+                papers.heterofl(
+                    scaler=True,
+                    norm=batch(inference_statistics="recomputed"),
+                    objective=adversarial(attack=pgd(steps=1)),
+                ),
+                rounds=1,
+            ),
+            "or attacked",
+        ),
+        (lambda: papers.heterofl(widths=(0.5,)), "one must be 1"),
         (lambda: fit(papers.fedavg().replace(budget=papers.fiarse().budget), rounds=1), "aggregator held_mean"),
         (
             lambda: fit(papers.sheterofl(norm=absent(), objective=dp_sgd(noise=1.0, clip=1.0, delta=1e-5)), rounds=1),

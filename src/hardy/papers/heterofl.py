@@ -19,8 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from hardy.attacks.base import Attack
 from hardy.core.method import Method
-from hardy.core.protocols import Norm, Objective, Optimiser, Setting
+from hardy.core.protocols import Norm, Objective, Optimiser, Setting, name_part, within
 from hardy.core.tensors import ImageShape
 from hardy.errors import HardyError
 from hardy.parts.example_privacy import DpSgd
@@ -41,11 +42,13 @@ class ChannelBudget(SubnetworkBudget):
 
     def check(self, method: Method, setting: Setting) -> None:
         super().check(method, setting)
-        if self.scaler and method.norm.branches is not None and method.norm.inference_statistics == "running":
+        attacks = any(isinstance(found, Attack) for found in within(method.objective))
+        tracked = method.norm.inference_statistics == "running" or attacks
+        if self.scaler and method.norm.branches is not None and tracked:
             raise HardyError(
-                f"scaler of budget {type(self).__name__!r} with norm {type(method.norm).__name__!r}: the statistics "
-                "tracked in training are of values 1/r times as large as those served. Usual fix: norm batch with "
-                "inference_statistics = recomputed (HeteroFL's static norm), or norm group or absent."
+                f"scaler of budget {name_part(self)!r} with norm {name_part(method.norm)!r}: the statistics tracked in "
+                "training are of values 1/r times as large as those that are served or attacked. Usual fix: norm group or "
+                "absent; without attacks, norm batch with inference_statistics = recomputed (HeteroFL's static norm)."
             )
 
 
