@@ -47,8 +47,8 @@ class ChannelBudget(SubnetworkBudget):
         if self.scaler and method.norm.branches is not None and tracked:
             raise HardyError(
                 f"scaler of budget {name_part(self)!r} with norm {name_part(method.norm)!r}: the statistics tracked in "
-                "training are of values 1/r times as large as those that are served or attacked. Usual fix: norm group or "
-                "absent; without attacks, norm batch with inference_statistics = recomputed (HeteroFL's static norm)."
+                "training are of values 1/r times as large as those that are served or attacked. Usual fix: norm group "
+                "or absent; without attacks, batch with inference_statistics = recomputed (HeteroFL's static norm)."
             )
 
 
