@@ -278,6 +278,14 @@ def test_served_evaluated_and_exported_are_one_network_at_every_width(family, tm
     assert len(answers) == (2 if family is papers.depthfl else 3)  # tiny_cnn has two blocks
 
 
+def test_a_shallow_network_is_measured_and_shown_under_attack(tmp_path):
+    """Layers that do not run are not asked for what they see."""
+    run = fit(papers.depthfl(widths=WIDTHS), data=unlike(), rounds=1, out=tmp_path / "run")
+    found = hardy.evaluate(run, "pgd-1", width=0.25, quiet=True)
+    assert 0 <= found["robust_accuracy"]["pgd-1"]["mean"] <= 1
+    assert (tmp_path / "run/projections.json").exists()
+
+
 def test_the_window_that_serves_is_that_of_the_last_round():
     run = fit(papers.fedrolex(widths=WIDTHS), data=unlike(), rounds=3)
     whole = {n: t[0] for n, t in run.state.shared.items()}
