@@ -5,6 +5,13 @@ python benchmarks/flower.py OUT.json [--nodes 2 10] [--rounds 4] [--smoke]
     and comes back. "Bare" is an app as a user of Flower writes it: its send_and_receive, PyTorch on the node, a plain
     mean; with Flower's settings as they come. Rounds after the first.
 
+python benchmarks/flower.py OUT.json --scale [--nodes 2 10 50] [--bare 2 10] [--rounds 4]
+    The same round of a small network (225,000 parameters) with more and more nodes: seconds, seconds of a core, bytes
+    and the memory of all processes. "Bare" is Flower as it comes: `flower-supernode`, without TLS and Hardy.
+
+python benchmarks/flower.py OUT.json --compression [--rounds 15] [--seeds 1]
+    What updates cost and what the model is worth when they are compressed: five nodes, mini_digits.
+
 python benchmarks/flower.py OUT.json --faults [NAME ...]
     Flower's own FedAvg and FedMedian with three nodes, one of which fails or lies in the second round of three. An
     honest node adds about 1 to twelve numbers, so an honest model is near 3 at the end. Hardy against the same faults
@@ -14,6 +21,7 @@ python benchmarks/flower.py OUT.json --faults [NAME ...]
 """
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -22,14 +30,15 @@ import signal
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from hardy import config
-from hardy.flower.local import Site, network, site, watch
-from hardy.flower.processes import descendants
+from hardy.flower.local import Site, members, network, site, watch
+from hardy.flower.processes import descendants, free_port, start_process
 
 SMOKE = "--smoke" in sys.argv
 WIDTH = 0.125 if SMOKE else 1.0
@@ -90,6 +99,186 @@ def train(message, context):
     return Message(content, reply_to=message)
 """
 )
+
+
+class Meter:
+    """What all processes of a run cost: seconds of a core by Linux's cpuacct (None without it), and memory (PSS)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.group = folder, Path("/sys/fs/cgroup/cpuacct") / f"hardy-{os.getpid()}"
+        self.memory, self.processes, self._ended = 0, 0, threading.Event()
+        with contextlib.suppress(OSError):
+            self.group.mkdir(exist_ok=True)
+            (self.group / "tasks").write_text(str(os.getpid()))  # children are born into it
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def cores(self) -> float | None:
+        with contextlib.suppress(OSError):
+            return int((self.group / "cpuacct.usage").read_text()) / 1e9
+        return None
+
+    def _watch(self) -> None:
+        while not self._ended.wait(3):
+            found = [pss for pid in members(self.folder) if (pss := _pss(pid))]
+            self.memory, self.processes = max(self.memory, sum(found)), max(self.processes, len(found))
+
+    def stop(self) -> dict[str, Any]:
+        self._ended.set()
+        return {"memory_mib": round(self.memory / 1024), "processes": self.processes}
+
+
+def _pss(process: int) -> int:
+    """KiB of a process, with its share of what it shares."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1])
+    return 0
+
+
+SCALE_WIDTH = 0.125
+SCALE_LINES = """rounds = {rounds}
+model = {{ name = "digits_cnn", width = 0.125 }}
+method = "fedavg"
+[data]
+source = {{ name = "mini_digits", domains = {domains} }}
+clients = {each}
+limit = {limit}
+validation = 0.0
+[training]
+steps = 1
+batch = 8
+[engine]
+device = "cpu"
+[evaluation]
+every = {rounds}
+[network]
+deadline = 900.0
+patience = 1800.0
+"""
+DOMAINS = ["mail", "pen", "print", "blend", "street"]
+
+
+def scale(nodes: int, rounds: int) -> dict[str, Any]:
+    """Hardy's rounds with so many nodes."""
+    each = -(-nodes // 5)
+    text = SCALE_LINES.format(rounds=rounds, domains=json.dumps(DOMAINS[: min(nodes, 5)]), each=each, limit=8 * each)
+    with tempfile.TemporaryDirectory() as folder:
+        out, flower, lines = Path(folder) / "run", Path(folder) / "flower", list[dict[str, Any]]()
+        meter, began = Meter(flower), time.monotonic()
+        with network(flower, config.parse(text), out, nodes) as place:
+            up = time.monotonic() - began
+            run = place.submit()
+            watcher = threading.Thread(target=_note_costs, args=(out, rounds, meter, lines), daemon=True)
+            watcher.start()
+            watch(place, run, out, rounds)
+            watcher.join(10)
+        written = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert not any(line["lost"] for line in written), [line["lost"] for line in written]
+    for line, cost in zip(written, lines, strict=True):
+        cost |= {"seconds": line["seconds"], "replies": line["slots"]}
+        cost["bytes"] = sum(way["down"] + way["up"] for way in line["wire"].values())
+    return {**meter.stop(), "start_s": round(up, 1), "rounds": lines}
+
+
+def _note_costs(out: Path, rounds: int, meter: Meter, lines: list[dict[str, Any]]) -> None:
+    """The seconds of a core between the lines of two rounds; the last has an evaluation in it."""
+    before = meter.cores()
+    while len(lines) < rounds:
+        with contextlib.suppress(OSError):
+            while len((out / "metrics.jsonl").read_text().splitlines()) > len(lines):
+                now = meter.cores()
+                lines.append({"core_s": None if now is None or before is None else round(now - before, 2)})
+                before = now
+        time.sleep(0.2)
+
+
+def bare_scale(nodes: int, rounds: int) -> dict[str, Any]:
+    """The same network over nodes as Flower starts them."""
+    with tempfile.TemporaryDirectory() as folder, site(Path(folder) / "flower") as place:
+        out = Path(folder) / "run"
+        meter, began = Meter(place.folder), time.monotonic()
+        place.prepare(config.Experiment(), out, nodes)
+        app = BARE.replace(f"WIDTH = {WIDTH}", f"WIDTH = {SCALE_WIDTH}").replace(
+            "lines.append({", 'lines.append({"ended": time.time(), '
+        )
+        bring(place, app, nodes=nodes, rounds=rounds)
+        del place.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"]
+        place.superlink()
+        for number in range(nodes):
+            port = ["--host", "127.0.0.1", "--port", str(free_port())]
+            command = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{place.control}", *port]
+            with (place.folder / "logs" / f"bare-{number}.log").open("ab") as log:
+                around = {
+                    **place.environment,
+                    "FLWR_HOME": str(place.folder / f"flwr-{number}"),
+                    "OMP_NUM_THREADS": "1",
+                }
+                place.processes[f"bare-{number}"] = start_process(command, around, log)
+        up, before = time.monotonic() - began, meter.cores()
+        run = place.submit()
+        while not (out / "bare.json").exists():
+            assert not place.status(run).startswith("finished:failed"), place.log("superlink")[-1000:]
+            time.sleep(1)
+        lines, now = json.loads((out / "bare.json").read_text()), meter.cores()
+    mean = None if now is None or before is None else round((now - before) / rounds, 2)
+    return {**meter.stop(), "start_s": round(up, 1), "core_s_mean": mean, "rounds": lines}
+
+
+RULES_ON_WIRE = {
+    "none": "",
+    "half_precision": '"half_precision"',
+    "eight_bit": '"eight_bit"',
+    "top_k 10 %": '{ name = "top_k", share = 0.1 }',
+    "top_k 1 %": '{ name = "top_k", share = 0.01 }',
+}
+
+
+COMPRESSION_LINES = """rounds = {rounds}
+method = "fedavg"
+model = "tiny_cnn"
+[data]
+clients = 1
+limit = {limit}
+[training]
+rate = 0.05
+batch = 32
+epochs = 1
+[engine]
+device = "cpu"
+[evaluation]
+every = {rounds}
+[network]
+deadline = 900.0
+patience = 1800.0
+"""
+
+
+def compression(rounds: int, seeds: int) -> dict[str, Any]:
+    """Rule -> seed -> bytes that go up in a round, and accuracy after the last."""
+    found: dict[str, Any] = {}
+    text = COMPRESSION_LINES.format(rounds=rounds, limit=60 if SMOKE else 400)
+    for seed in range(seeds):
+        for name, rule in list(RULES_ON_WIRE.items())[: 2 if SMOKE else None]:
+            chosen = config.parse(text, [f"seed={seed}", *([f"network.compression={rule}"] if rule else [])])
+            with tempfile.TemporaryDirectory() as folder:
+                out = Path(folder) / "run"
+                with network(Path(folder) / "flower", chosen, out, 5) as place:
+                    watch(place, place.submit(), out, rounds)
+                lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+            assert not any(line["lost"] for line in lines), [line["lost"] for line in lines]
+            accuracy = lines[-1]["standard_accuracy"]
+            found.setdefault(name, []).append(
+                {
+                    "seed": seed,
+                    "up": sum(way["up"] for way in lines[0]["wire"].values()),
+                    "down": sum(way["down"] for way in lines[0]["wire"].values()),
+                    "seconds_median": statistics.median(line["seconds"] for line in lines[1:]),
+                    **{key: accuracy[key] for key in ("mean", "worst_client", "images", "standard_error")},
+                }
+            )
+            print(name, found[name][-1], file=sys.stderr)
+    return found
 
 
 def hardy(nodes: int, rounds: int) -> list[dict]:
@@ -288,12 +477,34 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="*", default=[2] if SMOKE else [2, 10])
     parser.add_argument("--rounds", type=int, default=2 if SMOKE else 4)
     parser.add_argument("--faults", nargs="*", choices=[*LIES, *DEATHS], help="these only; all if none is named")
+    parser.add_argument("--scale", action="store_true", help="more and more nodes")
+    parser.add_argument("--bare", type=int, nargs="*", default=[2] if SMOKE else [2, 10], help="nodes of bare Flower")
+    parser.add_argument("--compression", action="store_true", help="updates compressed on the wire")
+    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: only shows that it runs")
     options = parser.parse_args()
     result: dict[str, Any] = {"cores": os.cpu_count(), "python": platform.python_version(), "flwr": version("flwr")}
     if options.faults is not None:
         found = faults(options.faults or [*LIES, *DEATHS])
         options.out.write_text(json.dumps({**result, "timeout": TIMEOUT, "faults": found}, indent=1))
+        return
+    if options.scale or options.compression:
+        if options.out.exists():
+            result |= json.loads(options.out.read_text())
+        if options.compression:
+            found = {"compression": compression(options.rounds, options.seeds), "compression_rounds": options.rounds}
+            options.out.write_text(json.dumps(result | found, indent=1))
+        for name, run, many in (("hardy", scale, options.nodes), ("bare", bare_scale, options.bare)):
+            for nodes in many if options.scale else ():
+                load = os.getloadavg()[1]
+                result.setdefault("scale", {})[f"{name}, {nodes} nodes"] = row = run(nodes, options.rounds)
+                row["load_average"] = [load, os.getloadavg()[1]]
+                later = [line["seconds"] for line in row["rounds"][1:]]
+                row["median_s"] = statistics.median(later)
+                print(
+                    name, nodes, {key: value for key, value in row.items() if key != "rounds"}, later, file=sys.stderr
+                )
+                options.out.write_text(json.dumps(result, indent=1))
         return
     result["rounds"] = {}
     for nodes in options.nodes:

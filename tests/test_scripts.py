@@ -26,7 +26,11 @@ SCRIPTS = {
 """arguments, and what must be a key of the result file, or stand in the picture or in what is printed"""
 SLOW = {
     "benchmarks/reliability.py": (["out.json", "--smoke"], "damaged_files"),
+    "benchmarks/population.py": (["out.json", "--smoke"], "fedrbn"),
     "benchmarks/flower.py": (["out.json", "--smoke"], "rounds"),
+    "benchmarks/flower.py --scale": (["out.json", "--smoke", "--scale"], "scale"),
+    "benchmarks/flower.py --compression": (["out.json", "--smoke", "--compression"], "compression"),
+    "benchmarks/strangers.py": (["out.json", "--smoke"], "strangers"),
     "benchmarks/flower.py --faults": (["out.json", "--smoke", "--faults", "NaN"], "faults"),
 }
 PEERS = {f"benchmarks/peers/{name}.py" for name in ("work", "bare_run", "hardy_run", "flower_run", "pfl_run")}

@@ -95,8 +95,8 @@ LIARS = """
 import os, time
 import numpy as np
 from pathlib import Path
-from flwr.app import Array
 from flwr.clientapp import ClientApp
+from hardy.flower import wire
 from hardy.flower.apps import client_app, server_app
 
 server = server_app(Path(__file__).with_name("experiment.toml"))
@@ -107,23 +107,24 @@ client = ClientApp()
 def spoilt(message, context):
     reply = honest(message, context)
     if os.environ.get("TEST_LIES"):
-        shared, figures = reply.content.array_records["shared/0"], reply.content.metric_records["figures/0"]
-        name, values = next((name, array.numpy()) for name, array in shared.items())
+        shared, figures = wire.unpack_arrays(reply.content, "shared/0"), reply.content.metric_records["figures/0"]
+        name, values = next(iter(shared.items()))
         match figures["round"]:
             case 0:
-                shared[name] = Array(values * np.nan)
+                shared[name] = values * np.nan
             case 1:
                 shared["renamed"] = shared.pop(name)
             case 2:
-                shared[name] = Array(values[None])
+                shared[name] = values[None]
             case 3:
                 figures["examples"] = 10**12
             case 4:
                 figures["round"] = 3  # the reply of the round before
             case 5:
-                shared[name] = Array(np.zeros(2**23))  # 64 MiB
+                shared[name] = np.zeros(2**23)  # 64 MiB
             case _:
                 time.sleep(3600)
+        reply.content["shared/0"] = wire.pack(shared)
     return reply
 
 
@@ -202,7 +203,7 @@ def server_apps(folder):
     return [pid for pid in members(folder) if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-PROCESSES = {b"superlink", b"supernode", b"flower-superexec", b"flwr-serverapp", b"flwr-clientapp"}
+PROCESSES = {b"superlink", b"supernode", b"flower-superexec", b"flwr-serverapp", b"hardy.flower.nursery"}
 
 
 def quiet_processes(folder):

@@ -118,6 +118,15 @@ def test_functional_dropout_drops_in_training():
     assert not torch.equal(run.state.shared["last.bias"][0], start["last.bias"].double())
 
 
+def test_a_draw_of_another_thread_is_not_the_models(monkeypatch):
+    """A node has a heartbeat, which draws the time it waits from Python's generator."""
+    from hardy.core import modes
+
+    states, real = iter(["a", "b"]), modes._other_generators
+    monkeypatch.setattr(modes, "_other_generators", lambda: next(states, None) or real())
+    fit(papers.fedavg(), model=adopted(Decides), rounds=1)
+
+
 def test_frozen_layers_stay_frozen():
     def model(norm):
         net = Functional()

@@ -144,8 +144,9 @@ def test_the_server_is_sent_nothing_but_masked_vectors():
     for (_, stage), reply in grid.heard:
         content = reply.content
         for name, record in content.array_records.items():
-            assert (stage, name, list(record)) == ("masked", "masked", ["vector"])
-            vectors.append(record["vector"].numpy())
+            arrays = wire.unpack_arrays(content, name)
+            assert (stage, name, list(record), list(arrays)) == ("masked", "masked", ["tensors"], ["vector"])
+            vectors.append(arrays["vector"])
         for name in content.metric_records:
             assert name == "accuracy" and stage is None  # figures of evaluation, which a site may keep
         for record in content.config_records.values():

@@ -76,6 +76,7 @@ def test_any_norm_on_the_default_image(name: str, norm: Callable[[int], nn.Modul
         ("mini_resnet", (3, 32, 32), 0.46e6, 69e6),
         ("nin", (3, 32, 32), 0.97e6, 223e6),
         ("tiny_vit", (3, 28, 28), 0.107e6, 5.9e6),
+        ("mini_convnext", (3, 28, 28), 60_082, 4_586_880),  # by hand, convolution by convolution
     ],
 )
 def test_published_counts(name: str, shape: ImageShape, size: float, work: float) -> None:

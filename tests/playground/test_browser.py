@@ -281,6 +281,28 @@ def test_a_run_with_markup_in_its_name_and_its_gradients(browser, page):
     assert browser.requests() == [] and browser.complaints() == []
 
 
+def test_one_network_is_shown_once_and_says_whose_figures_stand_there(browser, tmp_path):
+    content, binary = bundled_content()
+    sides = "return [...document.querySelectorAll('#room-attack .side')].map((s) => s.innerText)"
+    for networks, count, words in (
+        (content["networks"][:1], 1, "Reads 86.6"),
+        (content["networks"][2:], 2, "own networks read"),
+    ):
+        one = write_page(
+            {**content, "networks": networks, "masked": {**content["masked"], "network": 0}},
+            binary,
+            tmp_path / "p.html",
+        )
+        browser.open("about:blank")
+        browser.open(one.as_uri())
+        browser.until("document.querySelector('#room-attack .side[data-ready]')")
+        found = browser.script(sides)
+        assert len(found) == count and words in found[0]
+    levels = "return [...document.querySelectorAll('#room-attack .side output')].map((o) => o.textContent)"
+    assert browser.script(levels) == ["0.00", "1.00"]  # the same network without and with its robustness
+    assert browser.requests() == [] and browser.complaints() == []
+
+
 @pytest.fixture
 def live(tmp_path):
     """A server on the folder of a run that has just begun."""

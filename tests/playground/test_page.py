@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from importlib import resources
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from onnx_sessions import session_of
 from python_rules import rule_in_python, rules
 
 from hardy.cli import main
+from hardy.cli.playground_command import _with_arms
 from hardy.playground.bundled import bundled_content
+from hardy.playground.content import _names
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +88,17 @@ def test_without_a_run_the_page_shows_networks_of_hardys_own(tmp_path):
     assert best["standard"]["mean"] >= 0.75 and best["robust"]["pgd-10"]["mean"] >= 0.4
     assert best["standard"]["images"] == 1000 and best["standard"]["standard_error"] > 0
     assert f"{100 * best['standard']['mean']:.1f} ±" in out.read_text()  # for readers without script
+
+
+def test_arms_that_are_finished_come_with_their_experiment(tmp_path):
+    arms = tmp_path / "arms"
+    for name in ("done", "begun"):
+        (arms / name).mkdir(parents=True)
+    (arms / "done" / "summary.json").write_text("{}")
+    (tmp_path / "arms.json").write_text('{"look": "", "seeds": 1, "arms": ["done", "begun"]}')
+    assert _with_arms([tmp_path, arms / "done"]) == [tmp_path, arms / "done", arms / "done"]
+    runs = [SimpleNamespace(experiment=SimpleNamespace(name=name)) for name in ("demo", "demo", "other")]
+    assert _names([tmp_path, arms / "done", tmp_path], runs) == [tmp_path.name, "done", "other"]
 
 
 def test_live_wants_a_run_and_nothing_else(tmp_path, capsys):

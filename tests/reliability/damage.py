@@ -43,7 +43,8 @@ def _checkpoint(path: Path) -> object:
         raise HardyError(remarks[0])
     assert found is not None
     record, values = found
-    return record, {name: (value.dtype, value.shape, value.tolist()) for name, value in values.items()}
+    # sorted: safetensors gives them in any order, and another order is no other content
+    return record, {name: (value.dtype, value.shape, value.tolist()) for name, value in sorted(values.items())}
 
 
 def _stored(path: Path) -> object:

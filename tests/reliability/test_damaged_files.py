@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 import torch
-from damage import damage_everything, damaged, node_state, totals
+from damage import damage_everything, damaged, node_state, reader, totals
 from small_run import GIVEN, METHOD, OPTIONS, go_on, lines, outcome, same, start
 
 import hardy
@@ -50,6 +50,16 @@ def test_no_damaged_file_is_taken_for_whole(run_folder, tmp_path):
 def test_no_damaged_private_tensors_of_a_node_are_used(tmp_path):
     counted = damage_everything(node_state(tmp_path / "state"), tmp_path / "copy", 150)
     assert len(counted) == 2 and totals(counted)["silent"] == 0, counted
+
+
+def test_another_way_to_write_a_record_is_no_other_content(run_folder, tmp_path):
+    """Or the counts of damage would name harmless files silent ones."""
+    run = shutil.copytree(run_folder, tmp_path / "run")
+    path = max((run / "checkpoint").glob("round-*")) / "record.json"
+    read, whole = reader(path), path.read_bytes()
+    expected = repr(read(path))
+    path.write_bytes(whole.replace(b": ", b":  ", 1))
+    assert all(repr(read(path)) == expected for _ in range(5))
 
 
 @pytest.mark.slow
@@ -235,6 +245,7 @@ def test_evaluations_at_the_same_time_merge(tmp_path):
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_four_processes_evaluate_at_the_same_time(tmp_path, seeds):
     few = ["rounds=1", "data.clients=1", "data.limit=20", "training.steps=1", "engine.device=cpu"]
+    few.append("evaluation.threats=[]")
     assert main(["run", "demo", *few, "--seeds", str(seeds), "--out", str(tmp_path / "run"), "--quiet"]) == 0
     threats = ("fgsm@0.01", "fgsm@0.02", "fgsm@0.03", "fgsm@0.04")
     words = [sys.executable, "-m", "hardy", "evaluate", str(tmp_path / "run"), "--no-checks", "--quiet", "--threats"]

@@ -302,8 +302,30 @@ def test_rows_of_a_sheet_come_back_with_words_under_each_image(tmp_path: Path) -
     folder = make_run(tmp_path / "run")
     (folder / "pictures" / "attack pgd, client 3.png").write_bytes(sheet)
     page = write_report(folder).read_text("utf-8")
-    assert '<figure data-client="3">' in page and "grid-auto-columns:12px" in page
-    assert "<span>cat</span><span>dog</span><span>emu</span>" in page
+    assert '<figure data-client="3">' in page and "max-width:36px" in page
+    assert [re.findall(r"<span title=[^>]*>(\w+)</span>", row) for row in re.findall(r'class="under".*?</div>', page)][
+        :2
+    ] == [
+        ["cat", "dog", "emu"],
+        ["dog", "dog", "cat"],
+    ]
+
+
+def test_axes_start_where_they_should() -> None:
+    late = lines([Series(label="mean", points=[(5.0, 0.4), (10.0, 0.6)])], title="t")
+    assert re.findall(r'class="tick middle">(\d+)<', late) == ["1", "5", "10"]
+    assert re.search(r'class="curve c0".*?d="M444 ', late)  # (5 − 1) / (10 − 1)
+    slow = lines([Series(label="mean", points=[(40.0, 0.4), (80.0, 0.6)])], title="t", x_name="seconds", x_step=0.0)
+    assert re.findall(r'class="tick middle">(\d+)<', slow)[0] == "0"
+
+
+def test_the_table_of_accuracies_has_standard_errors(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["standard_accuracy"] |= {"mean": 0.5, "standard_error": 0.0123}
+    write_sealed(folder / "summary.json", {key: value for key, value in summary.items() if key != "sha256"})
+    page = write_report(folder).read_text("utf-8")
+    assert "50.0% ± 1.2" in page and "±: standard error over test images." in page
 
 
 def test_a_run_that_still_trains_has_a_report(tmp_path: Path) -> None:

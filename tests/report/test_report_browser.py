@@ -68,3 +68,6 @@ def test_the_filter_shows_one_client_and_its_pictures(report):
 def test_nothing_is_wider_than_the_window(report, width):
     report.resize(width)
     assert report.script("return document.documentElement.scrollWidth") == width
+    report.script("document.querySelectorAll('details').forEach((d) => d.setAttribute('open', ''))")
+    cut = "return [...document.querySelectorAll('.sheet')].filter((s) => s.scrollWidth > s.clientWidth).length"
+    assert report.script(cut) == 0

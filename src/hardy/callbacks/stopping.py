@@ -39,7 +39,7 @@ class EarlyStopping(Callback):
                 f"early_stopping looks at {self.metric!r}, but evaluation.metrics names {', '.join(known) or 'none'}. "
                 "Name it there too."
             )
-        if not any(len(client.validation) for client in run.engine.data.clients):
+        if not any(len(client.validation) for client in run.engine.data.profiles):
             raise HardyError(
                 "early_stopping looks at validation rows, but no client has any. Set data.validation, such as 0.1."
             )

@@ -104,6 +104,8 @@ def _node(options: Any) -> None:
     )
     with until_stopped(made.process):
         print(f"client {keys.number}; audit log: {options.state / 'audit.jsonl'}", flush=True)
+    if made.nursery is not None:
+        made.nursery.stop()
 
 
 def _address(text: str, option: str) -> tuple[str, int]:

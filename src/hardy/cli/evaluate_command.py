@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 DATA_PARTS = ("train", "validation", "test")
 _LEVELS = (0.0, 0.2, 0.5, 0.8, 1.0)
 """robustness in a table of settings, as in Split-Mix's Fig. 7"""
-_OF_RUNS = {
+_OF_RUNS: dict[str, Any] = {
     "attack_branch": None,
     "predict_branch": None,
     "part": "test",
@@ -24,6 +24,7 @@ _OF_RUNS = {
     "settings": False,
     "audit": "",
     "references": 0,
+    "certify": [],
 }
 """options that only a run has, with what they are when nobody gives them"""
 
@@ -37,6 +38,13 @@ def _declare(parser: ArgumentParser) -> None:
     parser.add_argument("--part", choices=DATA_PARTS, default="test", help="of each client's rows; default test")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N of those rows of each client")
     parser.add_argument("--epsilons", type=_numbers, default=(), metavar="2,4,8", help="radii in 1/255, for a curve")
+    parser.add_argument(
+        "--certify",
+        action="append",
+        default=[],
+        metavar="sigma=S,...",
+        help="accuracy certified by randomised smoothing, such as sigma=0.25,n=1000; may be given several times",
+    )
     best_option(parser)
     parser.add_argument("--no-checks", action="store_true", help="skip the red flags")
     parser.add_argument("--width", type=float, default=1.0, metavar="R", help="of the network; default 1")
@@ -113,6 +121,7 @@ def _measure(folder: Path, options: Any) -> tuple["Run", dict[str, Any]]:
         part=options.part,
         limit=options.limit,
         epsilons=options.epsilons,
+        certify=options.certify,
         checks=not options.no_checks,
         quiet=options.quiet,
     )
@@ -130,13 +139,13 @@ def _print_written(path: Path, options: Any) -> None:
 
 
 def _evaluate_one(options: Any) -> None:
-    from hardy.cli.tables import metrics_table, settings_table, summary_table, threat_table
+    from hardy.cli.tables import certificate_table, metrics_table, settings_table, summary_table, threat_table
     from hardy.runs.evaluate import evaluate_settings
 
     run, found = _measure(options.folder, options)
     assert run.folder is not None
     print(summary_table({**run.summary(), "standard_accuracy": found["standard_accuracy"], "best": None}))
-    print(threat_table(found["robust_accuracy"]) + metrics_table(found))
+    print(threat_table(found["robust_accuracy"]) + metrics_table(found) + certificate_table(found))
     _print_flags(found)
     _print_written(run.folder / "evaluation.json", options)
     _audit(run, options)

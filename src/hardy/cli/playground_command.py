@@ -1,6 +1,7 @@
 """`hardy playground`: a page on which networks can be attacked and their sliders pulled."""
 
 from argparse import ArgumentParser
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ from hardy.errors import HardyError
 
 
 def _declare(parser: ArgumentParser) -> None:
-    parser.add_argument("folders", type=Path, nargs="*", metavar="DIR", help="runs to show (default: Hardy's own)")
+    told = "runs to show, with their arms (default: Hardy's own)"
+    parser.add_argument("folders", type=Path, nargs="*", metavar="DIR", help=told)
     parser.add_argument("--out", type=Path, help="the page to write (default playground.html)")
     parser.add_argument("--live", type=Path, metavar="DIR", help="serve the page on this machine while this run trains")
     parser.add_argument("--no-open", action="store_true", help="do not open the page in a browser")
@@ -28,12 +30,20 @@ def _playground(options: Any) -> None:
         from hardy.playground.content import content_of
 
         print("exporting the networks and attacking some images ...", flush=True)
-        content, binary = content_of(options.folders, data_folder=options.data)
+        content, binary = content_of(_with_arms(options.folders), data_folder=options.data)
     else:
         content, binary = bundled_content()
     out = write_page(content, binary, options.out or Path("playground.html"))
     print(f"written: {out} ({out.stat().st_size / 1e6:.1f} MB, one file, asks for nothing from the network)")
     _open(out.absolute().as_uri(), options)
+
+
+def _with_arms(folders: Sequence[Path]) -> list[Path]:
+    """The runs, each followed by its arms that are finished."""
+    from hardy.runs.arms import arm_folders
+
+    every = [(folder, each) for folder in folders for each in arm_folders(folder)]
+    return [each for folder, each in every if each == folder or (each / "summary.json").exists()]
 
 
 def _serve(options: Any) -> None:

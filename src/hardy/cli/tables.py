@@ -159,6 +159,7 @@ def summary_table(summary: dict[str, Any]) -> str:
         *accuracy["by_domain"].items(),
         ("mean of clients", accuracy["mean"]),
         ("worst client", accuracy["worst_client"]),
+        *((f"{domain} (held out)", share) for domain, share in accuracy.get("held_out", {}).items()),
     ]
     best = summary["best"]
     if best and best["round"] != summary["rounds"]:
@@ -192,9 +193,25 @@ def threat_table(threats: dict[str, Any]) -> str:
     width = max((len(name) for name in threats), default=0)
     lines = [
         f"{name:<{width}}  {found['mean']:6.1%} mean{_error(found)}  {found['worst_client']:6.1%} worst client"
+        + "".join(f"  {share:6.1%} {domain} (held out)" for domain, share in found.get("held_out", {}).items())
         for name, found in threats.items()
         if found["mean"] is not None
     ]
+    return "\n".join(["", "", *lines]) if lines else ""
+
+
+def certificate_table(found: dict[str, Any]) -> str:
+    """Certified accuracy at each radius, a line a certificate and radius."""
+    lines = []
+    for name, one in (found.get("certified_accuracy") or {}).items():
+        if one["abstained"] is None:
+            continue
+        sure = f"confidence {1 - one['alpha']:g} a row, {one['abstained']:.1%} abstained"
+        lines.append(f"certified by smoothing, {name} ({sure}; a radius is at most {one['largest_radius']:.2f})")
+        lines += [
+            f"  L2 radius {radius:<5}  {at['mean']:6.1%} mean{_error(at)}  {at['worst_client']:6.1%} worst client"
+            for radius, at in one["radii"].items()
+        ]
     return "\n".join(["", "", *lines]) if lines else ""
 
 

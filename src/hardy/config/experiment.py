@@ -12,6 +12,7 @@ from hardy.callbacks.base import Callback
 from hardy.config.values import Table
 from hardy.config.writing import dump, to_table
 from hardy.core.admission import Admission
+from hardy.core.clock import ClockChoice
 from hardy.core.describe import non_defaults
 from hardy.core.metric import Diagnosis, Metric
 from hardy.core.protocols import Optimiser
@@ -19,6 +20,7 @@ from hardy.core.server import Cohort
 from hardy.core.training import Training
 from hardy.data.augmentation import Augmentation
 from hardy.data.kinds import Affording
+from hardy.data.population import PopulationChoice
 from hardy.engines.auto import EngineChoice
 from hardy.errors import HardyError
 from hardy.faults.injection import Faults
@@ -55,6 +57,11 @@ class DataChoice:
     """test rows: cut among a domain's clients, all rows for each, or matched to a client's classes"""
     limit: int | None = None
     """training rows a domain"""
+    held_out: tuple[str, ...] = ()
+    """domains without clients, such as ["svhn"]: accuracy and robustness there are those of a new client's network"""
+    held_out_statistics: Literal["average", "images"] = "average"
+    """norm statistics of that network: the clients' average, or measured on the domain's training images, whose labels
+    nobody sees"""
     shift: str | Table | None = None
     """how the clients' devices differ: each takes its training and validation rows in its own way"""
     shift_test: bool = False
@@ -71,6 +78,8 @@ class DataChoice:
     def __post_init__(self) -> None:
         if self.clients > MOST_CLIENTS:
             raise HardyError(f"data.clients is {self.clients}; it must be at most {MOST_CLIENTS:,}.")
+        if self.held_out_statistics != "average" and not self.held_out:
+            raise HardyError("data.held_out_statistics has no effect without data.held_out. Leave it out.")
         if self.shift_test and self.shift is None:
             raise HardyError("data.shift_test is true, but there is no data.shift, so it has no effect. Leave it out.")
 
@@ -83,6 +92,8 @@ class EvaluationChoice:
     """rounds between two evaluations; the last round is always evaluated"""
     threats: tuple[str, ...] = ()
     """attacks the finished run is measured under, such as ["pgd-20", "autoattack"]"""
+    clients: int | None = None
+    """clients that are measured and listed, drawn once; absent: all, or 1,000 where there are more than 10,000"""
     checks: bool = True
     """look for red flags when the threats are measured, which may take longer than the threats do"""
     select: str | None = None
@@ -106,6 +117,8 @@ class EvaluationChoice:
     def __post_init__(self) -> None:
         if self.every < 1:
             raise HardyError(f"evaluation.every is {self.every}; it must be 1 or more.")
+        if self.clients is not None and self.clients < 1:
+            raise HardyError(f"evaluation.clients is {self.clients}; it must be 1 or more, or absent.")
         object.__setattr__(self, "metrics", to_metrics(self.metrics))
         if not self.checks and not self.threats:
             raise HardyError(
@@ -212,7 +225,9 @@ class Experiment:
     optimiser: Optimiser | None = None
     """how clients step; absent: the method's own, plain SGD for most. A method adds its links (SCAFFOLD's control)"""
     training: Training = field(default_factory=Training)
+    population: PopulationChoice = field(default_factory=PopulationChoice)
     cohort: Cohort = field(default_factory=Cohort)
+    clock: ClockChoice = field(default_factory=ClockChoice)
     server: ServerChoice = field(default_factory=ServerChoice)
     faults: Faults = field(default_factory=Faults)
     admission: Admission = field(default_factory=Admission)
@@ -239,6 +254,7 @@ class Experiment:
             raise HardyError("init_head is false, but there is no init, so it has no effect. Leave it out.")
         if not 0 <= self.seed < 2**63:
             raise HardyError(f"seed is {self.seed}; it must be in [0, 2^63).")
+        self._refuse_beside_population()
         if self.network != NetworkChoice() and self.engine.name not in ("flower", "auto"):
             raise HardyError(
                 f"[network] has no effect with engine {self.engine.name!r}. Leave it out, or take engine flower."
@@ -246,6 +262,23 @@ class Experiment:
         if self.admission.most_rows != Admission().most_rows and self.engine.name not in ("flower", "auto"):
             raise HardyError(
                 f"admission.most_rows has no effect with engine {self.engine.name!r}: nobody registers. Leave it out."
+            )
+
+    def _refuse_beside_population(self) -> None:
+        """What has no effect where clients are drawn and rows are not dealt."""
+        if not self.population.clients:
+            return
+        for key in ("split", "clients", "pooled", "test"):
+            if (given := getattr(self.data, key)) != getattr(DataChoice, key):
+                raise HardyError(
+                    f"data.{key} is {given!r}, but [population] draws the clients, so it has no effect. Leave it out."
+                )
+        if self.engine.name == "flower":
+            raise HardyError("[population] needs an engine on this machine: over a network clients are nodes.")
+        if self.server.rows and self.server.source is None:
+            raise HardyError(
+                f"server.rows is {self.server.rows}, which are taken from clients, and a population's rows are drawn "
+                "when they are asked for. Give server.source."
             )
 
     def __repr__(self) -> str:

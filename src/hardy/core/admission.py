@@ -64,7 +64,9 @@ class Admission:
 
     def largest_weight(self, examples: Sequence[int]) -> float:
         """The weight above which a client would have more than `largest_share` of all; ∞ if nobody has."""
-        share, counts, left = self.largest_share or 1.0, sorted(examples, reverse=True), sum(examples)
+        if self.largest_share is None:
+            return float("inf")
+        share, counts, left = self.largest_share, sorted(examples, reverse=True), sum(examples)
         if share * len(counts) < 1:
             raise HardyError(
                 f"admission.largest_share is {share}, but there are {len(counts)} clients, so that one has "

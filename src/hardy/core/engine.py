@@ -75,7 +75,7 @@ class RunEngine(Trains, Protocol):
     training: Training
     device: torch.device
     dtype: torch.dtype
-    train_rows: list[Any]
+    train_rows: Sequence[Any]
 
     @property
     def store(self) -> ClientStore: ...

@@ -1,6 +1,9 @@
 """Who takes part: the clients, and the images or feature vectors they hold."""
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Generic, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +15,12 @@ Pixels = NDArray[np.uint8] | NDArray[np.float32]
 Labels = NDArray[np.int64]
 Rows = NDArray[np.int64]
 """numbers of images"""
+
+
+MOST_MEASURED = 10_000
+"""clients up to which all are measured and listed"""
+LISTED = 1_000
+"""clients that are where there are more, and the most that files and lines of a part of all clients list"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +39,59 @@ class Client:
     """test rows that bear a backdoor's trigger, with the target as label"""
 
 
+_Made = TypeVar("_Made")
+
+
+class Lazy(Sequence[_Made], Generic[_Made]):
+    """A sequence whose members are made when they are asked for."""
+
+    def __init__(self, count: int, make: Callable[[int], _Made]) -> None:
+        self._count, self._make = count, make
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[_Made]:
+        return map(self._make, range(self._count))
+
+    @overload
+    def __getitem__(self, at: int) -> _Made: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[_Made]: ...
+    def __getitem__(self, at: int | slice) -> _Made | list[_Made]:
+        if isinstance(at, slice):
+            return [self._make(number) for number in range(*at.indices(self._count))]
+        if not -self._count <= at < self._count:
+            raise IndexError(at)
+        return self._make(at % self._count)
+
+
+class LazyClients(Lazy[Client]):
+    """Clients that are functions of their number: so many that nobody looks at all of them."""
+
+    examples: Sequence[int]
+    """training rows of each"""
+    sorts: Sequence[Client]
+    """clients of every domain, kind, capacity and number of rows that there can be"""
+
+
+def examples_of(clients: Sequence[Client]) -> Sequence[int]:
+    """The training rows of each client."""
+    return clients.examples if isinstance(clients, LazyClients) else [len(client.train) for client in clients]
+
+
+def sorts_of(clients: Sequence[Client]) -> Sequence[Client]:
+    """Clients in which every kind, capacity and number of training rows is to be found."""
+    return clients.sorts if isinstance(clients, LazyClients) else clients
+
+
+def each_of(clients: Sequence[Client], get: Callable[[Client], _Made]) -> Sequence[_Made]:
+    """A fact of each client."""
+    if isinstance(clients, LazyClients):
+        return Lazy(len(clients), lambda number: get(clients[number]))
+    return [get(client) for client in clients]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Federation:
     """The inputs of all domains in one array, and the clients who hold them.
@@ -43,9 +105,13 @@ class Federation:
     y_train: Labels
     x_test: Pixels
     y_test: Labels
-    clients: tuple[Client, ...]
+    clients: Sequence[Client]
     bounded: bool = True
     """whether inputs are in [0, 1], where attacks must stay"""
+    held_out: tuple[Client, ...] = ()
+    """domains that nobody trains on: their test rows, and training rows whose labels nobody looks at"""
+    sample: tuple[int, ...] | None = None
+    """numbers of the clients that are measured and listed, where these are not all"""
 
     def __post_init__(self) -> None:
         for x, y, name in ((self.x_train, self.y_train, "training"), (self.x_test, self.y_test, "test")):
@@ -59,7 +125,7 @@ class Federation:
                 raise HardyError(
                     f"{name} labels run from {y.min()} to {y.max()}; there are {len(self.classes)} classes."
                 )
-        for number, client in enumerate(self.clients):
+        for number, client in enumerate(() if isinstance(self.clients, LazyClients) else self.clients):
             held = (
                 (client.train, self.y_train),
                 (client.validation, self.y_train),
@@ -73,12 +139,31 @@ class Federation:
                 raise HardyError(f"client {number} holds no training row; it needs 1.")
 
     def __repr__(self) -> str:
-        domains = len({client.domain for client in self.clients})
+        domains = len({client.domain for client in sorts_of(self.clients)})
         kind = "images" if len(self.shape) == 3 else "feature vectors"
         return (
             f"Federation {self.name!r}: {len(self.clients)} clients in {domains} domains, {len(self.x_train):,} "
             f"training and {len(self.x_test):,} test {kind} {self.shape}, {len(self.classes)} classes"
         )
+
+    @property
+    def measured(self) -> Sequence[int]:
+        """The numbers of the clients that figures are given of."""
+        return range(len(self.clients)) if self.sample is None else self.sample
+
+    @cached_property
+    def profiles(self) -> Sequence[Client]:
+        """These clients."""
+        return self.clients if self.sample is None else [self.clients[number] for number in self.sample]
+
+    @property
+    def listed(self) -> list[int]:
+        """Which of the measured ones are listed in files and lines, by their places: all, or so many of more."""
+        count = len(self.measured)
+        if self.sample is None or count <= LISTED:
+            return list(range(count))
+        chosen: list[int] = np.linspace(0, count - 1, LISTED).astype(np.int64).tolist()
+        return chosen
 
     @property
     def shape(self) -> tuple[int, ...]:

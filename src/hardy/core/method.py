@@ -98,8 +98,8 @@ class Method:
             part.check(self, setting)
         consumed = {fact for part in self.parts() for fact in part.consumes}
         given = {
-            "kind": any(client.kind for client in setting.clients),
-            "capacity": any(client.capacity != 1 for client in setting.clients),
+            "kind": any(client.kind for client in setting.sorts),
+            "capacity": any(client.capacity != 1 for client in setting.sorts),
         }
         for fact, (what, remedy) in _FACTS.items():
             if given[fact] and fact not in consumed:

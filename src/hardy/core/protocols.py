@@ -14,7 +14,7 @@ from torch.func import grad_and_value
 
 from hardy.core import tensors
 from hardy.core.account import Mechanism, Sampling
-from hardy.core.federation import Client
+from hardy.core.federation import Client, sorts_of
 from hardy.core.layers import Statistics
 from hardy.core.messages import Slot, Updates
 from hardy.core.net import Net
@@ -42,6 +42,11 @@ class Setting:
     """clients asked in a round; of Poisson cohorts, expected"""
     sampling: Sampling = "fixed"
     """how they are drawn"""
+
+    @property
+    def sorts(self) -> Sequence[Client]:
+        """Clients in which every kind, capacity and number of training rows is found: all, or few of very many."""
+        return sorts_of(self.clients)
 
 
 class Part:

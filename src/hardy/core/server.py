@@ -3,18 +3,21 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from hardy.core import random, tensors
 from hardy.core.account import Sampling
 from hardy.core.admission import Admission, Admitted, Gate, unpack
+from hardy.core.clock import Clock
 from hardy.core.cohort_odds import CohortOdds, cohort_odds
 from hardy.core.describe import non_defaults
 from hardy.core.engine import Trains
 from hardy.core.exchange import Exchange
-from hardy.core.federation import Client
+from hardy.core.federation import Client, each_of, examples_of
 from hardy.core.messages import Slot, Updates, Work
 from hardy.core.method import Plan
 from hardy.core.partition import Placement, Role
@@ -55,6 +58,11 @@ class FaultModel:
         return list(updates)
 
 
+_MANY = 100_000
+"""clients above which a Poisson cohort is drawn by its size first"""
+_DRAWS = 100
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cohort:
     """`[cohort]`: which clients are asked each round."""
@@ -85,17 +93,34 @@ class Cohort:
             raise HardyError(f"cohort.clients is {size}, but there are {population} clients to ask.")
         return size
 
-    def sample(self, seed: int, round_number: int, population: int) -> list[int]:
-        """A fresh draw each round."""
-        if (size := self.size(population)) == population:
+    def sample(
+        self, seed: int, round_number: int, population: int, online: Callable[[int], bool] | None = None
+    ) -> list[int]:
+        """A fresh draw each round, of those that are online. What it takes grows with the cohort, not the population,
+        as long as it is less than a fiftieth of it."""
+        size, rng = self.size(population), random.stream(seed, round_number, "cohort")
+        if online is not None:
+            return self._online(size, population, rng, online)
+        if size == population:
             return list(range(population))
-        if self.sampling == "poisson":
-            return (
-                (random.stream(seed, round_number, "cohort").random(population) < size / population)
-                .nonzero()[0]
-                .tolist()
-            )
-        return sorted(random.stream(seed, round_number, "cohort").choice(population, size, replace=False).tolist())
+        if self.sampling == "poisson" and population <= _MANY:
+            return (rng.random(population) < size / population).nonzero()[0].tolist()
+        if self.sampling == "poisson":  # the same distribution: so many are in, and which ones is drawn
+            size = int(rng.binomial(population, size / population))
+        return sorted(rng.choice(population, size, replace=False).tolist())
+
+    def _online(self, size: int, population: int, rng: np.random.Generator, online: Callable[[int], bool]) -> list[int]:
+        """So many of those online, or as many as are found in a hundred times as many draws."""
+        asked: set[int] = set()
+        chosen: list[int] = []
+        for _ in range(_DRAWS):
+            for client in rng.integers(population, size=size).tolist():
+                if len(chosen) < size and client not in asked:
+                    asked.add(client)
+                    chosen += [client] if online(client) else []
+            if len(chosen) == size or len(asked) == population:
+                break
+        return sorted(chosen)
 
 
 def round_half_up(value: float) -> int:
@@ -110,6 +135,8 @@ class Asked(NamedTuple):
     """clients that will not answer in time, and why"""
     slots: list[Slot]
     """what the others train"""
+    seconds: float = 0.0
+    """how long the round takes by the clock of the simulation"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +154,8 @@ class Server:
     """trains on the server's own rows, for a rule that compares clients with it"""
     drift: bool = False
     """measure how far the clients' weights lie apart; all replies are held until the round is over"""
+    clock: Clock | None = None
+    """how long clients take, and when they are online"""
 
     def round(self, state: ServerState, engine: Trains, rate: float) -> tuple[ServerState, dict[str, Any]]:
         """Cohort, slots, training, admission, aggregation, exchange. Returns the next state and the round's figures."""
@@ -168,8 +197,9 @@ class Server:
         """Refuses a rule that weighs its updates if f clients can have more weight than it tolerates, in the worst
         cohort: the f heaviest clients and the lightest ones."""
         aggregator = self.plan.aggregator
-        weights = sorted((min(n, self._largest_weight) for n in self._examples), reverse=True)
-        for f in sorted({part.f for part in walk(aggregator) if hasattr(part, "f")}):
+        named = sorted({part.f for part in walk(aggregator) if hasattr(part, "f")})
+        weights = sorted((min(n, self._largest_weight) for n in self._examples), reverse=True) if named else []
+        for f in named:
             heavy, light = weights[:f], weights[f:][f - size :] if f < size else []
             if not aggregator.tolerates(torch.tensor(heavy + light, dtype=torch.float64)):
                 raise HardyError(
@@ -218,8 +248,8 @@ class Server:
             cohort=self.cohort.size(len(self._examples)),
             momentum=getattr(method.optimiser.links[-1], "momentum", 0.0),
             round=round_number,
-            kinds=[client.kind for client in self.clients],
-            capacities=[client.capacity for client in self.clients],
+            kinds=each_of(self.clients, attrgetter("kind")),
+            capacities=each_of(self.clients, attrgetter("capacity")),
             submodels=self.plan.submodels,
             seed=self.seed,
             passes=partial(self._passes, round_number),
@@ -240,13 +270,20 @@ class Server:
     def ask(self, round_number: int) -> Asked:
         """Who is asked in a round, and what they train: a function of the seed, worked out once."""
         if round_number not in self._asked:
-            cohort = self.cohort.sample(self.seed, round_number, len(self._examples))
+            clock, online = self.clock, None
+            if clock and clock.choice.online < 1:
+                online = clock.online_at(clock.start(round_number, self.ask))
+            cohort = self.cohort.sample(self.seed, round_number, len(self._examples), online)
             lost = self.faults.sample_faults(self.seed, round_number, cohort)
             absent = {client for client, fate in lost.items() if fate != "late"}
             slots = self.plan.method.budget.assign(round_number, cohort, self.clients, self.seed)
             if len(self._asked) > 2:
                 self._asked.clear()
-            self._asked[round_number] = Asked(cohort, lost, [slot for slot in slots if slot.client not in absent])
+            slots, seconds = [slot for slot in slots if slot.client not in absent], 0.0
+            if clock:
+                late, seconds = clock.end(round_number, slots, lost)
+                lost = lost | late
+            self._asked[round_number] = Asked(cohort, lost, slots, seconds)
         return self._asked[round_number]
 
     @cached_property
@@ -319,6 +356,7 @@ class Server:
         return {
             "cohort": len(asked.cohort),
             "lost": {str(c): why for c, why in sorted(lost.items())},
+            **({"clock_seconds": asked.seconds} if self.clock else {}),
             **self._hostile_in(asked.cohort),
             **tally.figures(asked.slots),
             **tally.apart(after.shared),
@@ -350,9 +388,9 @@ class Server:
         return self.training.local_steps(self._examples[client], round_number)
 
     @cached_property
-    def _examples(self) -> list[int]:
+    def _examples(self) -> Sequence[int]:
         """The training rows each client registered with."""
-        held = [len(client.train) for client in self.clients]
+        held = examples_of(self.clients)
         return [sum(held)] if self.plan.method.pooled else held
 
     @cached_property

@@ -4,6 +4,7 @@ An augmentation is a function of the images and the step's key, with as many ima
 values, so it runs under vmap and in captured steps, is the same on every engine, and a resumed run goes on with it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -78,5 +79,22 @@ class CropFlip(Augmentation):
         return torch.where(inside[:, None], x.flatten(2).gather(2, taken).view(x.shape), 0.0)
 
 
-crop_flip = CropFlip
-__all__ = ["Augmentation", "crop_flip"]
+@part("augmentation")
+@dataclass(frozen=True, kw_only=True)
+class PixelNoise(Augmentation):
+    """Normal noise on every pixel, as networks need it that are to be certified by randomised smoothing (Cohen et al.
+    2019). Pixels are cut off at 0 and 1, as in the noisy copies that are counted for certificates."""
+
+    sigma: float = 0.25
+    """σ, deviation of the noise, in pixels of [0, 1]; `hardy evaluate --certify` takes the same"""
+
+    def __post_init__(self) -> None:
+        if not (self.sigma > 0 and math.isfinite(self.sigma)):
+            raise HardyError(f"sigma of pixel_noise is {self.sigma}; it must be above 0.")
+
+    def apply(self, x: Tensor, key: Tensor) -> Tensor:
+        return (x + self.sigma * random.normal(key, x.shape, torch.float32).to(x.dtype)).clamp(0.0, 1.0)
+
+
+crop_flip, pixel_noise = CropFlip, PixelNoise
+__all__ = ["Augmentation", "crop_flip", "pixel_noise"]

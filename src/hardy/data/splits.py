@@ -1,6 +1,7 @@
 """Who holds which rows: rules that deal a pool of labelled rows to clients, and the federation they make."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -30,13 +31,14 @@ def federate(
     validation: float = 0.1,
     test: Testing = "split",
     limit: int | None = None,
+    held_out: Sequence[str] = (),
     seed: int,
 ) -> Federation:
     """Deals each domain to `clients` clients; pooled: all domains together, so that a client may hold several.
 
     `test` rows of a pool: split = cut evenly (natural: each owner's own), shared = all for every client, matched =
     each class dealt in proportion to the clients' training rows of it. `limit` keeps the first training rows of
-    each domain.
+    each domain. Domains that are `held_out` are dealt to nobody.
     """
     _require(clients >= 1, "clients", clients, "1 or more")
     _require(0 <= validation < 1, "validation", validation, "in [0, 1): the share of a client's rows kept apart")
@@ -44,8 +46,9 @@ def federate(
     if test not in get_args(Testing):
         raise unknown("test", test, get_args(Testing))
 
-    domains = dataset.domains
-    x_train = _images(d.x_train[:limit] for d in domains)
+    domains, dealt_out = _without(dataset, held_out)
+    dataset = replace(dataset, domains=domains)
+    x_train = joined_inputs(d.x_train[:limit] for d in domains)
     y_train = np.concatenate([d.y_train[:limit] for d in domains])
     y_test = np.concatenate([d.y_test for d in domains])
     home_train = np.repeat(np.arange(len(domains)), [len(d.y_train[:limit]) for d in domains])
@@ -54,9 +57,9 @@ def federate(
     keys_train, keys_test = _owners(dataset, limit) if by_owner else (y_train, y_test)
 
     made: list[Client] = []
-    for number in range(1 if pooled else len(domains)):
+    for number in range(1 if pooled else dealt_out):
         pool, pool_test = (
-            np.arange(len(home)) if pooled else np.flatnonzero(home == number) for home in (home_train, home_test)
+            np.flatnonzero(home < dealt_out if pooled else home == number) for home in (home_train, home_test)
         )
         dealt = rule(keys_train[pool], clients, random.stream(seed, "split", number))
         held = [_part(pool[rows], validation) for rows in dealt]
@@ -80,11 +83,37 @@ def federate(
         classes=dataset.classes,
         x_train=x_train,
         y_train=y_train,
-        x_test=_images(d.x_test for d in domains),
+        x_test=joined_inputs(d.x_test for d in domains),
         y_test=y_test,
         clients=tuple(made),
         bounded=dataset.bounded,
+        held_out=tuple(
+            Client(
+                domain=domains[number].name,
+                train=np.flatnonzero(home_train == number),
+                validation=np.zeros(0, np.int64),
+                test=np.flatnonzero(home_test == number),
+            )
+            for number in range(dealt_out, len(domains))
+        ),
     )
+
+
+def _without(dataset: Dataset, held_out: Sequence[str]) -> tuple[tuple[Domain, ...], int]:
+    """The domains, those that are held out last, and how many are not."""
+    known = {domain.name: domain for domain in dataset.domains}
+    for name in held_out:
+        if name not in known:
+            raise unknown("domain in data.held_out", name, known)
+        if not len(known[name].y_test):
+            raise HardyError(f"data.held_out is {name}, but it has no test rows to measure on. Leave it out.")
+    kept = [domain for name, domain in known.items() if name not in held_out]
+    if not kept:
+        raise HardyError(
+            f"data.held_out names all {len(known)} domains, so nobody is left to train. Name fewer of "
+            f"{', '.join(known)}."
+        )
+    return (*kept, *(known[name] for name in dict.fromkeys(held_out))), len(kept)
 
 
 @part("split")
@@ -321,7 +350,7 @@ def _owners(dataset: Dataset, limit: int | None) -> tuple[Labels, Labels]:
     return train, test
 
 
-def _images(domains: Iterable[Pixels]) -> Pixels:
+def joined_inputs(domains: Iterable[Pixels]) -> Pixels:
     """Of all domains, channels first."""
     x: NDArray[Any] = np.concatenate(list(domains))
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if x.ndim == 4 else x
@@ -334,6 +363,7 @@ __all__ = [
     "federate",
     "gamma_similarity",
     "iid",
+    "joined_inputs",
     "natural",
     "power_law",
     "quantity_skew",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hardy.core import random, tensors
-from hardy.core.federation import Rows
+from hardy.core.federation import Rows, each_of
 from hardy.core.messages import Slot, Updates, Work
 from hardy.core.method import Plan
 from hardy.core.partition import Placement
@@ -45,7 +46,7 @@ class Engine:
         self.device, self.dtype = device_data.device, device_data.dtype
         data = self.data = device_data.federation
         plan.model.to(self.device, self.dtype)  # for its constants; tensors that train are passed in
-        self.train_rows = [client.train for client in data.clients]
+        self.train_rows: Sequence[Rows] = each_of(data.clients, attrgetter("train"))
         if plan.method.pooled:
             self.train_rows = [np.concatenate(self.train_rows)]
         bases = plan.method.budget.bases

@@ -1,6 +1,7 @@
 """Diagnoses: figures of the training itself, asked of some clients between two rounds."""
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from hardy.core import random, tensors
 from hardy.core.federation import Rows
+from hardy.core.messages import Slot
 from hardy.core.metric import Diagnosis, DiagnosisContext
 from hardy.core.net import Net
 from hardy.core.protocols import Batch
@@ -36,10 +38,10 @@ def diagnose_training(
 def _rows(engine: Engine, diagnosis: Diagnosis) -> tuple[list[int], list[Rows]]:
     """The clients that are asked, and their rows."""
     if diagnosis.rows == "train":
-        held = list(enumerate(engine.train_rows))
+        held = ((number, engine.train_rows[number]) for number in range(len(engine.train_rows)))
     else:
-        held = [(number, getattr(client, diagnosis.rows)) for number, client in enumerate(engine.data.clients)]
-    chosen = [(number, rows) for number, rows in held if len(rows)][:_CLIENTS]
+        held = ((number, getattr(client, diagnosis.rows)) for number, client in enumerate(engine.data.clients))
+    chosen = list(islice(((number, rows) for number, rows in held if len(rows)), _CLIENTS))
     if not chosen:
         raise HardyError(f"diagnosis {type(diagnosis).__name__!r} needs {diagnosis.rows} rows, but no client has any.")
     return [number for number, _ in chosen], [rows for _, rows in chosen]
@@ -60,7 +62,8 @@ def _context(
     common = tensors.gather(shared, 0)
     # statistics that passes move must be each client's own under vmap
     buffers = {n: common[n].expand(len(numbers), *common[n].shape) for n in plan.buffers if n in common}
-    own = buffers | {n: held[clients, 0] for n, held in {**state.reported, **engine.store}.items()}
+    slots = [Slot(number) for number in numbers]
+    own = {**buffers, **state.reported.read(slots), **engine.store.read(slots)}
     keys = random.fold(torch.tensor(engine.seed, device=engine.device), "diagnose", clients)
 
     def each(function: Callable[[Net, Tensors, Batch, Tensor], Any]) -> Any:
@@ -71,12 +74,13 @@ def _context(
 
         return engine.map(client, common, own, Batch(x, y, engine.label_counts(numbers)), keys)
 
+    asked = engine.data.sample or range(len(engine.train_rows))
     return DiagnosisContext(
         each=each,
         objective=plan.method.objective,
         shared=frozenset(plan.shared_trained),
         clients=len(engine.train_rows),
         rate=rate,
-        steps=max(len(engine.batches(last, client)) for client in range(len(engine.train_rows))),
+        steps=max(len(engine.batches(last, client)) for client in asked),
         branch=chosen_branch(plan.method.norm, branch),
     )

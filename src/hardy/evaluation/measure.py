@@ -19,7 +19,8 @@ from hardy.attacks.base import Attack, Forward, refuse_inputs
 from hardy.attacks.threats import Threat, parse_threat
 from hardy.core import random, tensors
 from hardy.core.engine import Branches, DataPart, Question
-from hardy.core.federation import Client, Rows
+from hardy.core.federation import Client, Federation, Rows
+from hardy.core.messages import Slot
 from hardy.core.metric import Metric
 from hardy.core.net import Mixture
 from hardy.core.state import ServerState
@@ -52,7 +53,8 @@ class ServedClients:
         self.attack, self.predict = serving.chosen_branches(engine.plan.method.norm, branches)
         self.robustness = branches.robustness
         self.images = "test" if part in ("test", "triggered") else "train"
-        own = {**state.reported, **engine.store}
+        data = engine.data
+        own = client_tensors(engine, state)
         shared = engine.plan.aggregator.served(state.shared, state.memory)
         self.served = serving.serve(
             engine.plan,
@@ -66,7 +68,7 @@ class ServedClients:
         self.common, self.own = self.served.common, self.served.own
         self.together = engine.plan.method.norm.inference_statistics == "batch"
         """whether a client's rows are normalised by each other"""
-        self.rows = [getattr(client, part)[:limit] for client in engine.data.clients]
+        self.rows = [getattr(client, part)[:limit] for client in data.profiles]
         if self.together:  # one row alone has no statistics: no figure, as without rows
             self.rows = [rows if len(rows) > 1 else rows[:0] for rows in self.rows]
         labels = torch.from_numpy(engine.data.y_test if self.images == "test" else engine.data.y_train)
@@ -87,8 +89,8 @@ class ServedClients:
         joint: bool = False,
         common: bool = False,
     ) -> list[Tensor]:
-        """The logits of each client's rows, so many in one call. `joint`: all rows of a client in one call, and only
-        those; and `common`: those of all clients."""
+        """The logits of each measured client's rows, so many in one call. `joint`: all rows of a client in one call,
+        and only those; and `common`: those of all clients."""
         joint = joint or self.together
         if common:
             serving.refuse_common(self.engine.plan)
@@ -129,7 +131,8 @@ class ServedClients:
         padded = padded.to(engine.device)
         who = torch.tensor(clients, device=engine.device)
         own = [tensors.gather(base, who) for base in self.own]
-        keys = random.fold(key.to(engine.device), who)
+        numbers = torch.tensor([engine.data.measured[client] for client in clients], device=engine.device)
+        keys = random.fold(key.to(engine.device), numbers)
         width = max(1, longest if whole else min(longest, points))
         lane = max(1, points // width)
         found = torch.empty(*padded.shape, 0)
@@ -212,6 +215,16 @@ class ServedClients:
         return [measured(metric, logits, y) for logits, y in zip(answers, self.labels, strict=True)]
 
 
+def client_tensors(engine: Engine, state: ServerState) -> Tensors:
+    """The measured clients' own tensors, [C, B, ...]."""
+    data, bases = engine.data, engine.plan.method.budget.bases
+    if data.sample is None:
+        return {**state.reported, **engine.store}
+    slots = [Slot(client, base) for client in data.sample for base in range(bases)]
+    rows = {**state.reported.read(slots), **engine.store.read(slots)}
+    return tensors.apply(lambda t: t.view(len(data.sample or ()), bases, *t.shape[1:]), rows)
+
+
 def measured(metric: Metric, logits: Tensor, labels: Tensor) -> float | None:
     """A metric of some rows; None: there are none, or it is undefined on them."""
     value = metric.measure(logits.double(), labels) if len(labels) else None
@@ -240,7 +253,7 @@ def training_images(engine: Engine, client: int) -> Tensor:
 
 
 def _everybodys_images(engine: Engine) -> Iterator[Tensor]:
-    return (training_images(engine, client) for client in range(len(engine.data.clients)))
+    return (training_images(engine, client) for client in engine.data.measured)
 
 
 def threat_key(seed: int, threat: Threat, stage: str) -> Tensor:
@@ -285,7 +298,7 @@ def order_of_bases(engine: Engine, state: ServerState, branch: str | None = None
         served = ServedClients(
             engine, state, "validation", Branches(predict=branch), width=budget.widths[0], order=[base]
         )
-        alone.append(summarise(served.standing(), engine.data.clients)["mean"] or 0.0)
+        alone.append(summarise(served.standing(), engine.data.profiles)["mean"] or 0.0)
     return sorted(range(budget.bases), key=lambda base: -alone[base])
 
 
@@ -339,6 +352,8 @@ def figures(
     images: Sequence[int],
     round_number: int,
     metric: Metric | None = None,
+    *,
+    data: Federation | None = None,
 ) -> dict[str, Any]:
     """The averages, with the round they are of and the images in all of the clients that have a figure. Of a metric
     also which way is better, and the clients that have images and no figure: it is undefined there, or they did not
@@ -350,4 +365,19 @@ def figures(
     else:
         found["better"] = "higher" if metric.higher_is_better else "lower"
         found["missing"] = [at for at, value in enumerate(values) if value is None and images[at]]
-    return found
+    return found | (_of_sample(values, data) if data is not None and data.sample is not None else {})
+
+
+def _of_sample(values: Sequence[float | None], data: Federation) -> dict[str, Any]:
+    """What is said of the figures of some of very many clients: how they are spread, and the error of their mean, in
+    which both the draw of the clients and that of their images show."""
+    known = np.array([value for value in values if value is not None])
+    left = 1 - len(values) / len(data.clients)
+    levels = (0.05, 0.25, 0.5, 0.75, 0.95) if len(known) else ()
+    return {
+        "by_client": [values[at] for at in data.listed],
+        "measured": len(values),
+        "clients": len(data.clients),
+        "quantiles": {f"{level:g}": float(np.quantile(known, level)) for level in levels},
+        "standard_error": math.sqrt(known.var(ddof=1) * left / len(known)) if len(known) > 1 else None,
+    }

@@ -51,7 +51,7 @@ class EvaluationRecord:
             "versions": versions(),
         }
         self.found: dict[str, Any] = {"provenance": provenance, "unfinished": {}}
-        self.found |= {"metrics": {}, "robust_accuracy": {}, "robust_metrics": {}}
+        self.found |= {"metrics": {}, "robust_accuracy": {}, "robust_metrics": {}, "certified_accuracy": {}}
         self.found |= self._known()
 
     def _known(self) -> dict[str, Any]:
@@ -63,6 +63,7 @@ class EvaluationRecord:
         except HardyError as error:
             _LOG.warning("%s", error)
             return {}
+        earlier.setdefault("certified_accuracy", {})  # of a file from before there were certificates
         same = earlier.get("provenance") == self.found["provenance"]
         return earlier if same and all(isinstance(earlier.get(key), dict) for key in self.found) else {}
 
@@ -74,7 +75,7 @@ class EvaluationRecord:
     def _figures(self, answers: Sequence[Tensor], metric: Metric | None = None) -> dict[str, Any]:
         """Accuracies, or a metric, with the round and the number of images they are of."""
         values = self.served.figure_of(metric, answers)
-        return figures(values, self.clients, self.images, self.round, metric)
+        return figures(values, self.clients, self.images, self.round, metric, data=self.served.engine.data)
 
     def _metrics(self, answers: Sequence[Tensor]) -> dict[str, Any]:
         return {one.name: {**self._figures(answers, one), "metric": _describe_metric(one)} for one in self.metrics}
@@ -120,8 +121,31 @@ class EvaluationRecord:
             self.found["robust_metrics"].setdefault(threat.name, {}).update(self._metrics(answers))
         self._write()
 
-    def result(self, chosen: Sequence[Threat]) -> dict[str, Any]:
-        """All that is known, of these threats."""
+    def certificate(self, name: str, radii: Sequence[float]) -> dict[str, Any] | None:
+        """What is known under a name, if it has figures at these radii."""
+        known: dict[str, Any] | None = self.found["certified_accuracy"].get(name)
+        return known if known and known["radii"].keys() == {f"{r:g}" for r in radii} else None
+
+    def votes(self, name: str) -> tuple[int, list[list[Tensor]]]:
+        """How many copies were counted before, and the votes of those that choose and of those that bound."""
+        held = self.found["unfinished"].get(f"certificate {name}")
+        if not held:
+            return 0, [[], []]
+        return held["copies"], [[torch.tensor(own, dtype=torch.int64) for own in side] for side in held["votes"]]
+
+    def put_votes(self, name: str, copies: int, votes: Sequence[Sequence[Tensor]]) -> None:
+        """Notes the votes of so many copies."""
+        told = {"copies": copies, "votes": [[own.tolist() for own in side] for side in votes]}
+        self.found["unfinished"][f"certificate {name}"] = told
+        self._write()
+
+    def put_certificate(self, name: str, found: dict[str, Any]) -> None:
+        self.found["unfinished"].pop(f"certificate {name}", None)
+        self.found["certified_accuracy"][name] = found
+        self._write()
+
+    def result(self, chosen: Sequence[Threat], certificates: Sequence[str] = ()) -> dict[str, Any]:
+        """All that is known, of these threats and certificates."""
         self._write(indent=1)
         names = [metric.name for metric in self.metrics]
         robust, attacked = self.found["robust_accuracy"], self.found["robust_metrics"]
@@ -130,6 +154,7 @@ class EvaluationRecord:
             "metrics": {name: self.found["metrics"][name] for name in names},
             "robust_accuracy": {threat.name: robust[threat.name] for threat in chosen},
             "robust_metrics": {t.name: {name: attacked[t.name][name] for name in names} for t in chosen if names},
+            "certified_accuracy": {name: self.found["certified_accuracy"][name] for name in certificates},
         }
 
     def _write(self, indent: int | None = None) -> None:
@@ -139,7 +164,9 @@ class EvaluationRecord:
         with file_lock(self.path.with_name(EVALUATION_LOCK), wait=True):
             theirs = self._known()
             done = {**theirs.get("robust_accuracy", {}), **self.found["robust_accuracy"]}
-            begun = {name: value for name, value in theirs.get("unfinished", {}).items() if name not in done}
+            sure = {**theirs.get("certified_accuracy", {}), **self.found["certified_accuracy"]}
+            ended = {*done, *(f"certificate {name}" for name in sure)}
+            begun = {name: value for name, value in theirs.get("unfinished", {}).items() if name not in ended}
             attacked = dict(theirs.get("robust_metrics", {}))
             for threat, metrics in self.found["robust_metrics"].items():
                 attacked[threat] = {**attacked.get(threat, {}), **metrics}
@@ -148,6 +175,7 @@ class EvaluationRecord:
                 **self.found,
                 "metrics": {**theirs.get("metrics", {}), **self.found["metrics"]},
                 "robust_accuracy": done,
+                "certified_accuracy": sure,
                 "robust_metrics": attacked,
                 "unfinished": {**begun, **self.found["unfinished"]},
             }

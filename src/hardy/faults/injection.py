@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
 from hardy.core import random
-from hardy.core.federation import Federation
+from hardy.core.federation import Federation, LazyClients
 from hardy.core.messages import Updates, Work
 from hardy.core.partition import Role
 from hardy.core.server import FaultModel
@@ -14,6 +15,13 @@ from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.faults.byzantine import Affects, ByzantineAttack, affected_tensors, corrupt
 from hardy.registry import PARTS, name_of
+
+
+@lru_cache(maxsize=8)
+def _drawn_hostile(seed: int, clients: int, hostile: int) -> frozenset[int]:
+    if not hostile:
+        return frozenset()
+    return frozenset(random.stream(seed, "hostile").permutation(clients)[:hostile].tolist())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +100,7 @@ class Faults(FaultModel):
         elif self.added:
             chosen = frozenset(range(max(0, clients - self.hostile), clients))
         else:
-            chosen = frozenset(random.stream(seed, "hostile").permutation(clients)[: self.hostile].tolist())
+            chosen = _drawn_hostile(seed, clients, self.hostile)
         if chosen and len(chosen) == clients:
             raise HardyError(f"faults.hostile is {self.hostile} of {clients} clients; at least one must be honest.")
         return chosen
@@ -116,6 +124,15 @@ class Faults(FaultModel):
         joined = Updates.join(list(updates))
         return [corrupt(self.byzantine, joined, work, hostile=hostile, roles=affected, aggregate=aggregate)]
 
+    def _refuse_for_population(self) -> None:
+        assert self.byzantine is not None
+        if self.added or self.byzantine.plants_backdoor or type(self.byzantine).poison is not ByzantineAttack.poison:
+            raise HardyError(
+                f"faults.byzantine {name_of(type(self.byzantine))} with faults.added {self.added} changes the rows of "
+                "clients, and those of a population are drawn when they are asked for. Take an attack on replies, such "
+                "as sign_flipping, without faults.added."
+            )
+
     def refuse_impossible(self, seed: int, clients: int, *, roles: Mapping[str, Role], method: str) -> None:
         """An error for hostile clients that do not exist, or that attack tensors the method does not send."""
         if self.hostile_clients(seed, clients) and not affected_tensors(self.affects, roles):
@@ -127,6 +144,9 @@ class Faults(FaultModel):
     def add_hostile_clients(self, federation: Federation, seed: int) -> Federation:
         """The federation with its hostile clients: added ones, the rows they train on, those that test a backdoor."""
         if self.byzantine is None:
+            return federation
+        if isinstance(federation.clients, LazyClients):
+            self._refuse_for_population()
             return federation
         clients = list(federation.clients)
         if self.added and isinstance(self.hostile, int):

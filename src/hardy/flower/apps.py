@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from hardy.flower.membership import Membership
 from hardy.flower.memory import Memory
 from hardy.flower.network_engine import Flower
 from hardy.flower.node import Given, Node, allowed_code, node
+from hardy.flower.proxy import ring
 from hardy.flower.secure_engine import SecureFlower, refuse_without_sums
 from hardy.flower.secure_node import train_or_mask
 from hardy.runs.api import fit, resume
@@ -217,6 +219,12 @@ def _certified() -> Callable[[], dict[int, int]] | None:
     return read
 
 
+def _bells() -> Callable[[int], None]:
+    """Rings for a node at the server's end of the network."""
+    path = os.environ.get(NODES)
+    return (lambda node: None) if path is None else partial(ring, Path(path))
+
+
 def _refuse_changes(folder: Path, asked: Experiment) -> None:
     """A run goes on with the experiment it began with."""
     before = (folder / "config.toml").read_text("utf-8")
@@ -256,7 +264,14 @@ def run_server(
     if clients is None:
         clients = len(asked.faults.add_hostile_clients(federation(asked), asked.seed).clients)
     most = asked.admission.most_rows
-    roll = Membership(grid=grid, experiment=asked.to_toml(), clients=clients, certified=_certified(), most_rows=most)
+    roll = Membership(
+        grid=grid,
+        experiment=asked.to_toml(),
+        clients=clients,
+        certified=_certified(),
+        most_rows=most,
+        ring=_bells(),
+    )
     roll.profiles = {profile.client: profile for profile in profiles}
     roll.wait(asked.network.patience, grace=min(asked.network.deadline, 60.0))
     profiles = [roll.profiles[client] for client in range(clients)]

@@ -17,6 +17,8 @@ from hardy.errors import HardyError
 from hardy.flower.app_folder import CONTROL_PORT
 from hardy.flower.audit import AUDIT, Audit
 from hardy.flower.certificates import Keys, site_secret
+from hardy.flower.launcher import Launcher
+from hardy.flower.nursery import Nursery
 from hardy.flower.processes import free_port, listens, quiet_environment, start_process, stop_process
 from hardy.flower.proxy import NodeProxy, Refused, ServerProxy
 
@@ -24,6 +26,8 @@ NODES = "HARDY_NODES"
 """names the file in which the server's proxy says which node is which client"""
 SITE = "HARDY_SITE"
 """set for everything a site's node starts: the folder of its state"""
+FORKS = sys.platform == "linux"
+"""whether apps are forked; elsewhere Flower starts each anew"""
 START = 300.0
 """seconds a process may take to come up"""
 CLOCK_OFF = 5.0
@@ -74,10 +78,11 @@ def _listen(make: Any, address: tuple[str, int]) -> Any:
 
 @dataclass
 class RunningNode:
-    """A SuperNode, and the proxy through which it reaches the server."""
+    """A SuperNode, the proxy through which it reaches the server, and the process that its apps are forked from."""
 
     process: subprocess.Popen[bytes]
     proxy: NodeProxy
+    nursery: Nursery | None
 
 
 def start_node(
@@ -89,8 +94,9 @@ def start_node(
     settings: Mapping[str, Any],
     environment: Mapping[str, str] | None = None,
     log: IO[bytes] | None = None,
+    nursery: Nursery | None = None,
 ) -> RunningNode:
-    """Starts both, for the apps with these SHA-256 and no others."""
+    """Starts all three, for the apps with these SHA-256 and no others. Nodes of one machine may share a nursery."""
     with disk(str(state)):
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
     audit = Audit(state / AUDIT)
@@ -104,15 +110,24 @@ def start_node(
     write_atomic(trusted, proxy.trusted().encode())
     own = {**settings, "client": keys.number, "state": str(state.absolute())}
     audit.write("start", server=f"{server[0]}:{server[1]}", client=keys.number, apps=sorted(apps))
+    runtime = f"127.0.0.1:{free_port()}"
     command = [
         *(sys.executable, "-m", "hardy.flower.loopback", "supernode", "--insecure"),
         *("--superlink", f"127.0.0.1:{proxy.start()}"),
         *("--trusted-entities", str(trusted)),
-        *("--host", "127.0.0.1", "--port", str(free_port())),
+        *("--host", "127.0.0.1", "--port", runtime.rpartition(":")[2]),
         *("--node-config", " ".join(f"{name}={json.dumps(value)}" for name, value in own.items())),
     ]
     home = {"FLWR_HOME": str((state / f"flwr-{keys.number}").absolute()), SITE: str(state.absolute())}
-    return RunningNode(start_process(command, {**(environment or quiet_environment()), **home}, log), proxy)
+    around = {**(environment or quiet_environment()), **home}
+    if nursery is None and FORKS:
+        nursery = Nursery(around, log)
+    if nursery is not None:
+        command += ["--isolation", "process"]  # apps are started by us
+    process = start_process(command, around, log)
+    if nursery is not None:
+        proxy.delivered = Launcher(runtime, process, nursery, around, log).ring
+    return RunningNode(process, proxy, nursery)
 
 
 def check_connection(proxy: NodeProxy, server: tuple[str, int]) -> None:

@@ -25,7 +25,8 @@ from hardy.errors import HardyError
 from hardy.flower.app_folder import CONNECTION, build_app, write_app
 from hardy.flower.apps import outcome
 from hardy.flower.certificates import certificates, load_keys, require_flower
-from hardy.flower.deployment import START, start_node, start_server
+from hardy.flower.deployment import FORKS, START, start_node, start_server
+from hardy.flower.nursery import Nursery
 from hardy.flower.processes import free_port, quiet_environment, stop_process
 from hardy.runs import prepare as experiment
 from hardy.runs.folder import locked
@@ -54,6 +55,8 @@ class Site:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     proxies: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    nursery: Nursery | None = None
+    """where the apps of all nodes are born"""
 
     def prepare(self, chosen: Experiment, out: Path, nodes: int, data_folder: Path | None = None) -> None:
         """Keys and the app; keys of an earlier trial in the folder are used again."""
@@ -95,6 +98,9 @@ class Site:
         """Starts the node of a client, which agrees to the app as it is now."""
         agreed = apps if apps is not None else [build_app(self.folder / "app")]
         name = f"node-{number}"
+        if FORKS and (self.nursery is None or self.nursery.process.poll() is not None):
+            with self._open("apps") as log:
+                self.nursery = Nursery({**self.environment, "OMP_NUM_THREADS": "1"}, log)
         with self._open(name) as log:
             made = start_node(
                 load_keys(self.folder / "keys" / name, "node"),
@@ -104,6 +110,7 @@ class Site:
                 settings={"threads": 1, **settings},
                 environment={**self.environment, "OMP_NUM_THREADS": "1"},
                 log=log,
+                nursery=self.nursery,
             )
         self.processes[name], self.proxies[name] = made.process, made.proxy
 
@@ -172,6 +179,8 @@ def site(folder: Path) -> Iterator[Site]:
     finally:
         for name in list(place.processes):
             place.stop(name)
+        if place.nursery is not None:
+            place.nursery.stop()
         _LOG.removeHandler(said)
         _LOG.propagate = True
         said.close()

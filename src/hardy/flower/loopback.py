@@ -10,9 +10,13 @@ Nothing here loads torch: these processes live as long as a deployment.
 import os
 import socket
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+_WAIT = 0.1
+"""seconds between two looks of a SuperNode"""
 _OPEN = "01"
 """the state ESTABLISHED in /proc/net/tcp"""
 
@@ -58,7 +62,7 @@ def superlink() -> None:
 
 
 def supernode() -> None:
-    from flwr.supernode import main
+    from flwr.supernode import main, start_client_internal
     from flwr.supernode.cli import flower_supernode
 
     create = main.create_app
@@ -69,6 +73,9 @@ def supernode() -> None:
         return made
 
     main.create_app = closed
+    # its two waits have no setting: 3 s when there is no message (the server's end holds the question instead), and
+    # 0.5 s until it looks again whether its app has answered
+    start_client_internal.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, _WAIT)))
     flower_supernode()
 
 

@@ -28,6 +28,8 @@ class Membership:
     clients: int
     certified: Callable[[], dict[int, int]] | None = None
     """client -> node id, by the certificates that nodes have shown; None where nobody checks them"""
+    ring: Callable[[int], None] = lambda node: None
+    """says that there is a message for a node"""
     profiles: dict[int, Profile] = field(default_factory=dict)
     """as first registered; a node that comes back must still have the same"""
     nodes: dict[int, int] = field(default_factory=dict)
@@ -71,6 +73,7 @@ class Membership:
         from flwr.app import Message
 
         (number,) = self.grid.push_messages([Message(content, node, kind, group_id=group, ttl=ttl)]) or (None,)
+        self.ring(node)
         return number or None
 
     def pull(self, number: str, most: int = 2**20) -> Any:

@@ -67,7 +67,7 @@ class Flower:
         self.device, self.dtype = device, dtype
         self.roll, self.network, self.token = roll, network, token
         plan.model.to(device, dtype)
-        self.train_rows = [client.train for client in data.clients]
+        self.train_rows: Sequence[Any] = [client.train for client in data.clients]
         self._wire: dict[str, dict[str, int]] = {}
         self._silent: dict[tuple[int, int], str] = {}
         """(round, client) -> why it is not asked again in that round"""

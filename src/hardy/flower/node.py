@@ -190,9 +190,10 @@ class Node:
         return {name: held.get(name, value) for name, value in first.items()}
 
     def _tensors(self, content: Any, record: str) -> Tensors:
-        return self.engine.cast(
-            {name: torch.tensor(array) for name, array in wire.unpack_arrays(content, record).items()}
-        )
+        found = wire.unpack_arrays(content, record)
+        places = {name: place for place, name in enumerate(self.engine.plan.placement)}  # in order: sums are rounded
+        names = sorted(found, key=lambda name: places.get(name, len(places)))
+        return self.engine.cast({name: torch.tensor(found[name]) for name in names})
 
 
 def allowed_code(own: Mapping[str, Any]) -> Allow:

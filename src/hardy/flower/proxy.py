@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -44,6 +44,11 @@ SECRET = "hardy-site"
 """the header with which a node's end shows the secret of its state folder"""
 LARGEST = 64 * 2**20
 """bytes of one request; Flower cuts tensors into pieces of 5 MiB"""
+PULL = "/v1/fleet/pull-messages"
+HOLD = 10.0
+"""seconds for which a node's question is held while there is no message for it; Flower's client waits for 30"""
+_LOOK = 0.05
+"""seconds between two looks at a bell"""
 ALONE = 60.0
 """seconds for which a certificate stays with the address it was last used from"""
 _HANDSHAKE = 10.0
@@ -94,6 +99,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.peer = Peer(certificate, *self.client_address[:2])
         super().setup()
 
+    def finish(self) -> None:
+        self.server.hang_up()
+        super().finish()
+
     def do_POST(self) -> None:
         length = self.headers.get("content-length", "")
         if not length.isdecimal() or int(length) > LARGEST:
@@ -127,7 +136,7 @@ class Proxy(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], tls: ssl.SSLContext | None) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
-        self.tls = tls
+        self.tls, self._own = tls, threading.local()
 
     def start(self) -> int:
         """Serves from now on, in the background; returns the port."""
@@ -167,12 +176,30 @@ class Proxy(ThreadingHTTPServer):
             return HttpReply(403, {}, b"")
 
     def forward(self, question: HttpRequest) -> HttpReply:
-        connection = self.connect()
-        with contextlib.closing(connection):
-            headers = {name: value for name, value in question.headers.items() if name.lower() not in _HOP}
+        """Over this thread's connection, which is made anew if the other end has closed it meanwhile: a message is many
+        requests, and each new connection costs more than what it carries."""
+        held = getattr(self._own, "connection", None)
+        if held is not None:
+            with contextlib.suppress(ConnectionError):
+                return self._send(held, question)
+        self._own.connection = self.connect()
+        return self._send(self._own.connection, question)
+
+    def _send(self, connection: http.client.HTTPConnection, question: HttpRequest) -> HttpReply:
+        headers = {name: value for name, value in question.headers.items() if name.lower() not in _HOP}
+        try:
             connection.request("POST", question.path, question.body, {**headers, **self.shown})
             came = connection.getresponse()
             return HttpReply(came.status, dict(came.getheaders()), came.read())
+        except BaseException:
+            self.hang_up()
+            raise
+
+    def hang_up(self) -> None:
+        """Closes this thread's connection."""
+        if (held := getattr(self._own, "connection", None)) is not None:
+            held.close()
+            self._own.connection = None
 
     def connect(self) -> http.client.HTTPConnection:
         raise NotImplementedError
@@ -194,6 +221,7 @@ class ServerProxy(Proxy):
         self._sites = Sites(nodes.with_name("sites.json"))
         self._seen: dict[int, tuple[str, float]] = {}
         self._online = _remembered_nodes(nodes)
+        self._turns: dict[int, object] = {}
         self._lock = threading.Lock()
         write_atomic(nodes, json.dumps(self._online).encode())
         super().__init__(address, keys.context())
@@ -209,7 +237,28 @@ class ServerProxy(Proxy):
                 self.refused(f"{question.peer.address}: {why}")
                 return HttpReply(403, {}, str(why).encode())
             return HttpReply(200, {}, repr(time.time()).encode())
+        if question.path == PULL:
+            return self._hold(question)
         return super().answer(question)
+
+    def _hold(self, question: HttpRequest) -> HttpReply:
+        """Answers when there is a message, when the node has asked again, or after a while: so a message waits for no
+        poll, and an idle node asks seldom. Whoever sends a message rings the bell of its node."""
+        from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
+
+        end, turn = time.monotonic() + HOLD, object()
+        node = _node_of(PullMessagesRequest, question.body)
+        self._turns[node] = turn
+        while True:
+            rung = bell(self.nodes, node)
+            reply = super().answer(question)
+            empty = reply.status == 200 and not PullMessagesResponse.FromString(reply.body).messages_list
+            while empty and rung == bell(self.nodes, node):
+                if time.monotonic() > end or self._turns.get(node) is not turn:
+                    return reply
+                time.sleep(_LOOK)
+            if not empty:
+                return reply
 
     def check(self, question: HttpRequest) -> None:
         number = self._number(question.peer)
@@ -291,6 +340,7 @@ class NodeProxy(Proxy):
 
         self.upstream, self.agreed, self.audit, self.shown = server, frozenset(agreed), audit, {SECRET: secret}
         self._tls, self._signs = keys.context(), ed25519.Ed25519PrivateKey.generate()
+        self.delivered: Callable[[], None] = lambda: None
         super().__init__(("127.0.0.1", 0), None)
 
     def trusted(self) -> str:
@@ -333,6 +383,8 @@ class NodeProxy(Proxy):
                 raise Refused(f"run {run.run_id} is a {run.primary_task_type}, no federated run")
         if question.path == "/v1/fleet/get-fab":
             return reply._replace(body=self._app(question, reply))
+        if question.path == "/v1/fleet/confirm-message-received":
+            self.delivered()  # all of it is here: the app can be started
         return reply
 
     def _app(self, question: HttpRequest, reply: HttpReply) -> bytes:
@@ -352,6 +404,33 @@ class NodeProxy(Proxy):
             found.fab.content = b""
             self.refused(f"run {asked.run_id}: app {name} is not one that this site has agreed to")
         return bytes(found.SerializeToString())
+
+
+def bell(nodes: Path, node: int) -> int:
+    """When somebody last rang for a node; 0: nobody has."""
+    try:
+        return bell_file(nodes, node).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def ring(nodes: Path, node: int) -> None:
+    """Says that there is a message for a node."""
+    place = bell_file(nodes, node)
+    place.parent.mkdir(mode=0o700, exist_ok=True)
+    place.touch()
+
+
+def bell_file(nodes: Path, node: int) -> Path:
+    """An empty file beside the server's list of nodes."""
+    return nodes.with_name("bells") / str(node)
+
+
+def _node_of(kind: Any, body: bytes) -> int:
+    try:
+        return int(_parse(kind, body).node.node_id)
+    except Refused:
+        return 0
 
 
 def _sha256(content: bytes) -> str:

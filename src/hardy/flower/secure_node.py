@@ -64,8 +64,6 @@ def _shares(me: Node, content: Any, memory: Memory) -> Any:
 
 
 def _masked(me: Node, content: Any, memory: Memory) -> Any:
-    from flwr.app import Array, ArrayRecord
-
     asked, kept = wire.settings(content), _kept(memory, content)
     clients = [int(client) for client in asked["clients"]]
     known = dict(zip(kept.get("clients", ()), kept.get("publics", ()), strict=True))
@@ -83,7 +81,7 @@ def _masked(me: Node, content: Any, memory: Memory) -> Any:
     sent = mask(values, me.number, KeyPair.of(kept["mask"]), kept["own"], others, kept["attempt"])
     memory.keep(round_number, dict(me.engine.store))
     _keep(memory, **kept, stayed=clients, sealed=list(asked["sealed"]))
-    return wire.message({"masked": ArrayRecord({"vector": Array(sent)})})
+    return wire.message({"masked": wire.pack({"vector": sent})})
 
 
 def _unmask(me: Node, content: Any, memory: Memory) -> Any:

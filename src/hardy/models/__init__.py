@@ -7,6 +7,7 @@ from torch import nn
 from hardy.core.layers import BatchNorm, Dropout, InputScale
 from hardy.models.convert import adopt
 from hardy.models.zoo.cifar import fbn_cnn, flra_alexnet, mini_inception, nin, small_cnn
+from hardy.models.zoo.convnext import mini_convnext
 from hardy.models.zoo.multi_domain import alexnet, digits_cnn
 from hardy.models.zoo.residual import mini_resnet, preresnet18, resnet18
 from hardy.models.zoo.small import mlp, tiny_cnn
@@ -18,6 +19,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "digits_cnn": digits_cnn,
     "fbn_cnn": fbn_cnn,
     "flra_alexnet": flra_alexnet,
+    "mini_convnext": mini_convnext,
     "mini_inception": mini_inception,
     "mini_resnet": mini_resnet,
     "mlp": mlp,
@@ -41,6 +43,7 @@ __all__ = [
     "digits_cnn",
     "fbn_cnn",
     "flra_alexnet",
+    "mini_convnext",
     "mini_inception",
     "mini_resnet",
     "mlp",

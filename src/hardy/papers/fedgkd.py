@@ -27,8 +27,9 @@ def fedgkd(
     objective: Objective = cross_entropy(),
     optimiser: Optimiser = sgd(),
 ) -> Method:
-    """FedAvg whose clients also learn from the network they were sent; strength is γ.
+    """FedAvg whose clients also learn from the network they were sent.
 
+    strength: γ, weight of the network that was sent
     temperature: T, by which both logits are divided
     """
     taught = distilled(inner=objective, strength=strength / 2, temperature=temperature)

@@ -29,7 +29,7 @@ class MarginCalibrated(Calibrated):
     """Takes τ n^(−1/4) from the logits, by the client's rows of each class."""
 
     strength: float = 1.0
-    """τ"""
+    """τ, what margins are multiplied by"""
     least: float = 1e-8
     """rows that an absent class counts as, so that its margin is finite"""
 

@@ -64,8 +64,8 @@ class Propagated(Local):
 
     def check(self, method: Method, setting: Setting) -> None:
         super().check(method, setting)
-        givers = {client.capacity for client in setting.clients if client.kind != "ST"}
-        for taker in sorted({client.capacity for client in setting.clients if client.kind == "ST"}):
+        givers = {client.capacity for client in setting.sorts if client.kind != "ST"}
+        for taker in sorted({client.capacity for client in setting.sorts if client.kind == "ST"}):
             if unfit := [giver for giver in sorted(givers) if not method.budget.shares_statistics(giver, taker)]:
                 raise HardyError(
                     f"norm propagated hands statistics of AT clients of capacity {unfit[0]:g} to ST clients of "

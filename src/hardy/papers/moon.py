@@ -15,18 +15,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import grad
 from torch.nn import functional as F
 
 from hardy.core import random
 from hardy.core.method import Method
 from hardy.core.net import Net
-from hardy.core.protocols import Batch, Norm, Objective, Optimiser, Setting, StepResult, Wrapper
+from hardy.core.protocols import Batch, Norm, Objective, Optimiser
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.papers.fedavg import fedavg
 from hardy.parts.norms import batch
-from hardy.parts.objectives import cross_entropy, refuse_submodels
+from hardy.parts.objectives import Compared, cross_entropy
 from hardy.parts.optimisers import sgd
 from hardy.registry import part
 
@@ -36,17 +35,14 @@ _ROUNDS = "contrast.rounds"
 
 @part("objective")
 @dataclass(frozen=True, kw_only=True)
-class Contrastive(Wrapper):
+class Contrastive(Compared):
     """Adds the model-contrastive loss on the client's images; the loss reported is without it. All three networks
     answer by running statistics."""
 
-    inner: Objective = cross_entropy()
     strength: float = 1.0
     """μ, weight of the contrastive loss"""
     temperature: float = 0.5
     """T, by which likenesses are divided"""
-    branch: str = "clean"
-    """whose running statistics the three networks answer with"""
 
     def __post_init__(self) -> None:
         if not self.strength >= 0 or not self.temperature > 0:
@@ -54,17 +50,6 @@ class Contrastive(Wrapper):
                 f"contrastive takes a strength (μ) of 0 or more and a temperature above 0; it got {self.strength} and "
                 f"{self.temperature}."
             )
-
-    @property
-    def branches(self) -> frozenset[str]:
-        return self.inner.branches | {self.branch}
-
-    @property
-    def adds_rows(self) -> bool:
-        return True
-
-    def check(self, method: Method, setting: Setting) -> None:
-        refuse_submodels(self, method)
 
     def alone(self) -> Objective:
         return self.inner.alone()
@@ -78,26 +63,16 @@ class Contrastive(Wrapper):
         last = {name: model[name.removeprefix("previous.")] for name in private if name.startswith("previous.")}
         return {**self.inner.finish(private, model), **last, _ROUNDS: private[_ROUNDS] + 1}
 
-    def gradient(
-        self, outer: Objective, net: Net, private: Tensors, batch: Batch, key: Tensor, received: Tensors
-    ) -> StepResult:
-        found = self.inner.gradient(outer, net, private, batch, key, received)
-        if not self.strength:
-            return found
+    def apart(self, own: Net, sent: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
+        """ℓ_con (line 2)."""
         trained, buffers = (
-            {n: private.get(f"previous.{n}", t) for n, t in own.items()} for own in (net.trained, net.buffers)
+            {n: private.get(f"previous.{n}", t) for n, t in held.items()} for held in (own.trained, own.buffers)
         )
-        others = net.knowing(received).sent(), net.on(trained, buffers)
-        weight = self.strength * (private[_ROUNDS] > 0)
-
-        def contrast(trained: Tensors) -> Tensor:
-            own = net.at(trained).features(batch.x, branch=self.branch, key=random.fold(key, "contrast"))
-            likeness = [F.cosine_similarity(own, one.features(batch.x, branch=self.branch), -1) for one in others]
-            alike = torch.stack(likeness, -1)
-            return -weight * (alike / self.temperature).log_softmax(-1)[:, 0].mean()
-
-        pulled = grad(contrast)(net.trained)
-        return found._replace(gradient={name: g + pulled[name] for name, g in found.gradient.items()})
+        z = own.features(batch.x, branch=self.branch, key=random.fold(key, "contrast"))
+        others = (one.features(batch.x, branch=self.branch) for one in (sent, own.on(trained, buffers)))
+        likeness = torch.stack([F.cosine_similarity(z, other, -1) for other in others], -1)
+        pulled = -(likeness / self.temperature).log_softmax(-1)[:, 0].mean()
+        return pulled * (private[_ROUNDS] > 0)
 
 
 contrastive = Contrastive

@@ -75,7 +75,7 @@ class Queue(Mixed):
         return frozenset({"capacity"})
 
     def check(self, method: Method, setting: Setting) -> None:
-        for number, client in enumerate(setting.clients):
+        for number, client in enumerate(setting.sorts):
             if not affordable(client.capacity, self.width):
                 raise HardyError(
                     f"client {number} can train a width of {client.capacity:g}, below the {self.width:g} of a base. "

@@ -85,7 +85,7 @@ class Synchronised(BatchNormalisation):
                 "norm synchronised takes no noise and inference_statistics = running: its statistics are everybody's. "
                 "Leave them out, or take norm batch."
             )
-        fewest = min(len(client.train) for client in setting.clients)
+        fewest = min(len(client.train) for client in setting.sorts)
         if setting.training.steps is None or fewest < setting.training.batch:
             raise HardyError(
                 "norm synchronised needs steps that all clients take together with batches of one size, but "

@@ -39,7 +39,38 @@ class HalfPrecision(Compression):
         return {"value": (change / scale).half(), "scale": scale}
 
     def expand(self, pieces: Mapping[str, Tensor], like: Tensor) -> Tensor:
-        return (pieces["value"].to(like) * pieces["scale"].to(like)).view(like.shape)
+        value, scale = _piece(pieces, "value", like.numel()), _piece(pieces, "scale", 1)
+        return (value.to(like) * scale.to(like)).view(like.shape)
+
+
+@part("compression")
+@dataclass(frozen=True, kw_only=True)
+class EightBit(Compression):
+    """Eight bits a number: 255 equal steps from minus to plus the largest of each block of numbers.
+
+    >>> sent = EightBit(block=2).compress(torch.tensor([1.0, -0.5, 0.001, 0.0]))
+    >>> sent["value"].tolist(), sent["scale"].tolist()
+    ([127, -64, 127, 0], [1.0, 0.0010000000474974513])
+    """
+
+    block: int = 1024
+    """numbers that share a scale: fewer are more exact, and cost more"""
+
+    def __post_init__(self) -> None:
+        if self.block < 1:
+            raise HardyError(f"block of eight_bit is {self.block}; it must be 1 or more.")
+
+    def compress(self, change: Tensor) -> Tensors:
+        flat = change.flatten()
+        rows = torch.nn.functional.pad(flat, (0, -len(flat) % self.block)).view(-1, self.block)
+        scale = rows.abs().amax(1).float().clamp_min(torch.finfo(torch.float32).tiny)
+        steps = (rows / scale[:, None].to(rows) * 127).round().clamp(-127, 127)
+        return {"value": steps.flatten()[: len(flat)].to(torch.int8), "scale": scale}
+
+    def expand(self, pieces: Mapping[str, Tensor], like: Tensor) -> Tensor:
+        steps = _piece(pieces, "value", like.numel()).to(like)
+        scale = _piece(pieces, "scale", -(-like.numel() // self.block)).to(like)
+        return (steps * (scale / 127).repeat_interleave(self.block)[: len(steps)]).view(like.shape)
 
 
 @part("compression")
@@ -65,5 +96,12 @@ class TopK(Compression):
         return flat.view(like.shape)
 
 
-half_precision, top_k = HalfPrecision, TopK
-__all__ = ["Compression", "half_precision", "top_k"]
+def _piece(pieces: Mapping[str, Tensor], name: str, count: int) -> Tensor:
+    """A piece of so many numbers; another number could unpack to far more memory than came."""
+    if pieces[name].numel() != count:
+        raise IndexError(f"{name} holds {pieces[name].numel()} numbers, must hold {count}")
+    return pieces[name].flatten()
+
+
+half_precision, eight_bit, top_k = HalfPrecision, EightBit, TopK
+__all__ = ["Compression", "eight_bit", "half_precision", "top_k"]

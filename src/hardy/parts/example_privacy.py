@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hardy.core import random
 from hardy.core.account import Mechanism, epsilon_of
+from hardy.core.federation import examples_of
 from hardy.core.method import Method, Plan
 from hardy.core.net import Net
 from hardy.core.protocols import Batch, Objective, Setting, StepResult, Wrapper, name_part, walk
@@ -82,7 +83,7 @@ class DpSgd(Wrapper):
                     f"dp_sgd with stage {stage}: it weighs by losses, which carry no noise, and so lets them into the "
                     "network. Leave the stage out."
                 )
-        rows = [len(client.train) for client in setting.clients]
+        rows = list(examples_of(setting.clients))
         if min(rows) == 1 and setting.training.batch > 1 and not method.pooled:
             raise HardyError(
                 f"dp_sgd: client {rows.index(1)} has 1 row, which is shown twice in a batch of up to "
@@ -123,7 +124,7 @@ class DpSgd(Wrapper):
 
     def mechanisms(self, plan: Plan, setting: Setting, rounds: int, asked: Sequence[int]) -> Sequence[Mechanism]:
         """Of the client whose examples are worst off. One that is replaced changes the sum by 2 C at most."""
-        rows = [len(client.train) for client in setting.clients]
+        rows = list(examples_of(setting.clients))
         if plan.method.pooled:
             rows, asked = [sum(rows)], [rounds]
         found = {self._of_client(setting.training, n, times) for n, times in zip(rows, asked, strict=True)}

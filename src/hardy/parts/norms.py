@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hardy.core.account import Mechanism
-from hardy.core.federation import Client
+from hardy.core.federation import Client, examples_of
 from hardy.core.layers import BatchNorm, FederatedStatistics, Statistics
 from hardy.core.method import Method, Plan
 from hardy.core.partition import Placement, Role, Tag, branch_paths
@@ -63,7 +63,7 @@ class BatchNormalisation(Norm):
         if not self.reports or not self.noise or self.bound == inf:
             return ()
         layers = len(branch_paths(plan.model, min(plan.method.norm.branches or ())))
-        steps = (setting.training.local_steps(len(client.train), 0) for client in setting.clients)
+        steps = (setting.training.local_steps(held, 0) for held in examples_of(setting.clients))
         return (
             Mechanism(
                 what="updates of reported statistics",

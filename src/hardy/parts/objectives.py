@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from hardy.core import random
 from hardy.core.method import Method
 from hardy.core.net import Net
-from hardy.core.protocols import Batch, Budget, Objective, Part, Setting, StepResult, Wrapper, name_part, walk
+from hardy.core.protocols import Batch, Budget, Objective, Setting, StepResult, Wrapper, name_part, walk
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.registry import part
@@ -121,29 +121,20 @@ def _with_number(part: Any, path: str, value: float) -> Any:
     return replace(part, **{name: _with_number(getattr(part, name), rest, value) if rest else value})
 
 
-@part("objective")
 @dataclass(frozen=True, kw_only=True)
-class Distilled(Wrapper):
-    """Adds strength · T² KL(received ‖ own) on the client's images: its network answers as the one that it was sent, in
-    a branch with running statistics. The loss reported is without it.
-
-    In the branch `adversarial` of FedRBN that is what the AT clients' statistics make of the weights, so that a client
-    which cannot attack (ST) does not train it away. Norm layers that a client keeps are its own in both.
-    """
+class Compared(Wrapper):
+    """The inner objective, and strength times a term that compares the client's network with others on its images. The
+    term is minimised; the loss reported is without it."""
 
     inner: Objective = CrossEntropy()
     strength: float = 1.0
-    """weight of the divergence"""
-    temperature: float = 1.0
-    """T, by which both logits are divided"""
+    """weight of the term"""
     branch: str = "clean"
-    """whose running statistics both networks answer with"""
+    """whose running statistics the networks answer with"""
 
-    def __post_init__(self) -> None:
-        if not self.strength > 0 or not self.temperature > 0:
-            raise HardyError(
-                f"distilled takes a strength and a temperature above 0; it got {self.strength} and {self.temperature}."
-            )
+    def apart(self, own: Net, sent: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
+        """How far the client's network is from where it should be; `sent` is the one it received."""
+        raise NotImplementedError
 
     @property
     def branches(self) -> frozenset[str]:
@@ -154,32 +145,53 @@ class Distilled(Wrapper):
         return True
 
     def check(self, method: Method, setting: Setting) -> None:
-        refuse_submodels(self, method)
+        if type(method.budget).submodels is not Budget.submodels:
+            raise HardyError(
+                f"{name_part(self)} compares whole networks, but with budget {name_part(method.budget)!r} a client "
+                "holds a part of one. Usual fix: budget full, or leave it out."
+            )
 
     def gradient(
         self, outer: Objective, net: Net, private: Tensors, batch: Batch, key: Tensor, received: Tensors
     ) -> StepResult:
+        found = self.inner.gradient(outer, net, private, batch, key, received)
+        if not self.strength:
+            return found
         sent = net.knowing(received).sent()
 
-        def apart(trained: Tensors) -> Tensor:
-            taught = F.log_softmax(sent(batch.x, branch=self.branch) / self.temperature, -1)
-            own = net.at(trained)(batch.x, branch=self.branch, key=random.fold(key, "distillation"))
-            answer = F.log_softmax(own / self.temperature, -1)
-            divergence = F.kl_div(answer, taught, reduction="batchmean", log_target=True)
-            return self.strength * self.temperature**2 * divergence
+        def term(trained: Tensors) -> Tensor:
+            return self.strength * self.apart(net.at(trained), sent, private, batch, key)
 
-        pulled = grad(apart)(net.trained)
-        found = self.inner.gradient(outer, net, private, batch, key, received)
+        pulled = grad(term)(net.trained)
         return found._replace(gradient={name: g + pulled[name] for name, g in found.gradient.items()})
 
 
-def refuse_submodels(part: Part, method: Method) -> None:
-    """Refuses a part that asks the whole network for its answers where clients hold a part of it."""
-    if type(method.budget).submodels is not Budget.submodels:
-        raise HardyError(
-            f"{name_part(part)} compares whole networks, but with budget {name_part(method.budget)!r} a client holds a "
-            "part of one. Usual fix: budget full, or leave it out."
-        )
+@part("objective")
+@dataclass(frozen=True, kw_only=True)
+class Distilled(Compared):
+    """Adds strength · T² KL(received ‖ own) on the client's images: its network answers as the one that it was sent, in
+    a branch with running statistics. The loss reported is without it.
+
+    In the branch `adversarial` of FedRBN that is what the AT clients' statistics make of the weights, so that a client
+    which cannot attack (ST) does not train it away. Norm layers that a client keeps are its own in both.
+    """
+
+    strength: float = 1.0
+    """weight of the divergence"""
+    temperature: float = 1.0
+    """T, by which both logits are divided"""
+
+    def __post_init__(self) -> None:
+        if not self.strength > 0 or not self.temperature > 0:
+            raise HardyError(
+                f"distilled takes a strength and a temperature above 0; it got {self.strength} and {self.temperature}."
+            )
+
+    def apart(self, own: Net, sent: Net, private: Tensors, batch: Batch, key: Tensor) -> Tensor:
+        taught = F.log_softmax(sent(batch.x, branch=self.branch) / self.temperature, -1)
+        learnt = own(batch.x, branch=self.branch, key=random.fold(key, "distillation"))
+        answer = F.log_softmax(learnt / self.temperature, -1)
+        return self.temperature**2 * F.kl_div(answer, taught, reduction="batchmean", log_target=True)
 
 
 @dataclass(frozen=True, kw_only=True)

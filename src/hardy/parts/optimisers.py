@@ -53,7 +53,7 @@ class SGD(Optimiser):
         return True
 
     def check(self, method: Method, setting: Setting) -> None:
-        steps = max(setting.training.local_steps(len(client.train), 0) for client in setting.clients)
+        steps = max(setting.training.local_steps(len(client.train), 0) for client in setting.sorts)
         if self.momentum and not self.kept and steps == 1 and not method.pooled:
             raise HardyError(
                 f"momentum of sgd is {self.momentum}, but clients take 1 local step and momentum is born anew each "

@@ -71,7 +71,7 @@ class SubnetworkBudget(Budget):
                 f"{name_part(method.aggregator)!r} counts what a client did not train as its opinion. Usual fix: "
                 "aggregator held_mean."
             )
-        for number, client in enumerate(setting.clients):
+        for number, client in enumerate(setting.sorts):
             if not fitting(self.widths, client.capacity):
                 raise HardyError(
                     f"client {number} can train a width of {client.capacity:g}, below the least of "

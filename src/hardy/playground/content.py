@@ -1,6 +1,7 @@
 """What the playground shows of some runs: networks with their gradients, images, clients, and a masked network."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -51,16 +52,17 @@ def content_of(folders: Sequence[Path], *, data_folder: Path | None = None) -> t
             )
     if len(first.shape) != 3 or first.shape[0] not in (1, 3):
         raise HardyError(f"{folders[0]} has inputs {first.shape}; the page shows images of one or three channels.")
+    names = _names(folders, runs)
     binary = Binary()
     images = _images(runs[0])
     content = {
-        "title": " and ".join(run.experiment.name for run in runs),
+        "title": " and ".join(dict.fromkeys(run.experiment.name for run in runs)),
         "about": "Federated networks, trained with Hardy, at work in this page. Nothing you do here leaves it.",
         "shape": list(first.shape),
         "classes": list(first.classes),
         "images": [{**image, "x": binary.add(_pixels(image["x"][0]))} for image in images],
-        "networks": [_network(run, binary) for run in runs],
-        "runs": [_clients(run, binary) for run in runs],
+        "networks": [_network(run, name, binary) for run, name in zip(runs, names, strict=True)],
+        "runs": [_clients(run, name, binary) for run, name in zip(runs, names, strict=True)],
         "masked": _masked(runs[0]),
         "first": _first(runs, images),
     }
@@ -87,6 +89,15 @@ def _first(runs: Sequence[Run], images: Sequence[dict[str, Any]]) -> int:
         if before == clean == held == image["label"] != fooled:
             return at
     return 0
+
+
+def _names(folders: Sequence[Path], runs: Sequence[Run]) -> list[str]:
+    """Those of the experiments; of runs of one name, such as arms, those of their folders."""
+    count = Counter(run.experiment.name for run in runs)
+    return [
+        run.experiment.name if count[run.experiment.name] == 1 else folder.resolve().name
+        for folder, run in zip(folders, runs, strict=True)
+    ]
 
 
 def _loaded(folder: Path, data_folder: Path | None) -> Run:
@@ -133,7 +144,7 @@ def _mixes(run: Run) -> bool:
     return "adversarial" in (run.engine.plan.method.norm.branches or ())
 
 
-def _network(run: Run, binary: Binary) -> dict[str, Any]:
+def _network(run: Run, name: str, binary: Binary) -> dict[str, Any]:
     predictor = _predictor(run)
     plan = predictor.plan
     mixes = _mixes(run)
@@ -148,7 +159,8 @@ def _network(run: Run, binary: Binary) -> dict[str, Any]:
             bases.append({"forward": binary.add_onnx(forward), "gradient": binary.add_onnx(gradient)})
     several = plan.method.budget.bases > 1
     return {
-        "name": _name(run, predictor),
+        "name": _name(run, name, predictor),
+        "client": predictor.client,
         "bases": bases,
         "widths": list(plan.method.budget.widths) if several else [1.0],
         "robustness": level if mixes else None,
@@ -156,9 +168,9 @@ def _network(run: Run, binary: Binary) -> dict[str, Any]:
     }
 
 
-def _name(run: Run, predictor: Predictor) -> str:
+def _name(run: Run, name: str, predictor: Predictor) -> str:
     """The run's name; its method, if the name does not say it; and whose network it is."""
-    name, method = run.experiment.name, run.engine.plan.method.name
+    method = run.engine.plan.method.name
     plain = "".join(filter(str.isalnum, name.lower()))
     more = [] if plain == method.replace("_", "") else [method]
     more += [] if predictor.client is None else [f"client {predictor.client}"]
@@ -187,7 +199,7 @@ def _figure(found: dict[str, Any]) -> dict[str, Any]:
     return {key: found.get(key) for key in ("mean", "standard_error", "images")}
 
 
-def _clients(run: Run, binary: Binary) -> dict[str, Any]:
+def _clients(run: Run, name: str, binary: Binary) -> dict[str, Any]:
     summary, clients = run.summary(), run.engine.data.clients
 
     def by_client(figures: dict[str, Any] | None) -> list[float | None]:
@@ -196,7 +208,7 @@ def _clients(run: Run, binary: Binary) -> dict[str, Any]:
     standard = by_client(summary.get("standard_accuracy"))
     robust = {threat: by_client(found) for threat, found in summary.get("robust_accuracy", {}).items()}
     return {
-        "name": run.experiment.name,
+        "name": name,
         "alpha": _alpha(run),
         "clients": [
             {

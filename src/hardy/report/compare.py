@@ -164,6 +164,23 @@ def compare(folders: Sequence[Path]) -> Comparison:
         "mean %": ("standard_accuracy", "mean"),
         "worst client %": ("standard_accuracy", "worst_client"),
         **{f"{name} %": ("robust_accuracy", name, "mean") for name in threats},
+        **{
+            f"{', '.join(filter(None, [domain, threat]))}, held out %": (*place, "held_out", domain)
+            for row in rows
+            for run in row.runs
+            for threat, place in {
+                "": ("standard_accuracy",),
+                **{name: ("robust_accuracy", name) for name in run.summary.get("robust_accuracy") or {}},
+            }.items()
+            for domain in _below(run.summary, *place).get("held_out") or {}
+        },
+        **{
+            f"certified at L2 {radius}, {name} %": ("certified_accuracy", name, "radii", radius, "mean")
+            for row in rows
+            for run in row.runs
+            for name, found in (run.summary.get("certified_accuracy") or {}).items()
+            for radius in found["radii"]
+        },
     }
     columns = [
         *(Column(title=title, keys=keys, scale=100, digits=1, better=1) for title, keys in accuracies.items()),
@@ -173,6 +190,13 @@ def compare(folders: Sequence[Path]) -> Comparison:
         Column(title=f"{prefix}MACs", keys=("macs",), scale=1 / unit, digits=2, better=-1, exact=True),
     ]
     return Comparison(rows=rows, columns=columns)
+
+
+def _below(summary: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """The table at a place of a summary; {} where there is none."""
+    for key in keys:
+        summary = summary.get(key) or {}
+    return summary
 
 
 def _metric_columns(summaries: Sequence[dict[str, Any]]) -> list[Column]:
@@ -296,6 +320,11 @@ def _over(accuracies: Sequence[Any]) -> dict[str, Any]:
             found[key], found[f"{key}_std"] = pair
     found["by_domain"] = {domain: pair[0] for domain, pair in inner.items() if pair}
     found["by_domain_std"] = {domain: pair[1] for domain, pair in inner.items() if pair}
+    unseen = dict.fromkeys(d for accuracy in accuracies for d in (accuracy or {}).get("held_out") or {})
+    outer = {domain: _mean_and_std(accuracies, "held_out", domain) for domain in unseen}
+    if outer:
+        found["held_out"] = {domain: pair[0] for domain, pair in outer.items() if pair}
+        found["held_out_std"] = {domain: pair[1] for domain, pair in outer.items() if pair}
     return found
 
 

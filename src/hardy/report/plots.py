@@ -29,6 +29,9 @@ from hardy.report.chart import (
 )
 from hardy.report.stored_run import Point
 
+_STARTS = {"round": (1.0,), "seconds": (0.0,), "MB": (0.0,)}
+"""where axes of these names start, although nothing was measured there"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
@@ -88,7 +91,7 @@ def lines(
         return ""
     xs = [px for one, _ in drawn for px, _ in one.points]
     ys = [py for one, _ in drawn for py in (*(p[1] for p in one.points), *(v for b in one.band for v in b[1:]))]
-    left_end, right_end = min(xs), max(xs)
+    left_end, right_end = min([*xs, *_STARTS.get(x_name, ())]), max(xs)
     rungs = ticks(min([*ys, 0.0]) if zero else min(ys), max(ys))
     height = max(200.0, LINE * len(drawn))
 
@@ -138,7 +141,7 @@ def lines(
 
 
 def bars(rows: Sequence[Bar], *, title: str) -> str:
-    """Lying bars from 0 to 100%, each with its value and a notch at the worst."""
+    """Lying bars from 0 to 100%, each with its value and a mark at the worst."""
     if not rows:
         return ""
     pitch, parts, notes = 30, [], []
@@ -152,7 +155,7 @@ def bars(rows: Sequence[Bar], *, title: str) -> str:
         parts.append(f'<rect y="{middle - 6:g}" width="{bar.value:.2%}" height="12" class="{bar.style}"/>')
         if bar.worst is not None:
             span = f'x1="{bar.worst:.2%}" x2="{bar.worst:.2%}" y1="{middle - 9:g}" y2="{middle + 9:g}"'
-            parts.append(f'<line {span} class="notch"/>')
+            parts.append(f'<line {span} class="mean"/>')
         parts.append(text_at("0", f"{middle:g}", shortened(bar.label), "end ink", right=-10))
         parts.append(text_at("100%", f"{middle:g}", note, "ink", right=9) + "</g>")
     return chart_frame(

@@ -169,12 +169,12 @@ class ResultTable:
     @cached_property
     def known_rounds(self) -> int:
         """Rounds of the experiment, whose TOML alone is read."""
-        return int(_toml(self.folder / self.experiment).get("rounds", 20)) if self.experiment else 0
+        return int(read_toml(self.folder / self.experiment).get("rounds", 20)) if self.experiment else 0
 
     def row_rounds(self, row: str, *, quick: bool = False) -> int:
         """Rounds that a row is to be run for."""
         where = self.quick.experiment if quick and self.quick else ""
-        usual = int(_toml(self.folder / where).get("rounds", 20)) if where else self.known_rounds
+        usual = int(read_toml(self.folder / where).get("rounds", 20)) if where else self.known_rounds
         given = [word for word in self.overrides_of(row, quick=quick) if word.startswith("rounds=")]
         return int(given[-1].removeprefix("rounds=")) if given else usual
 
@@ -262,7 +262,8 @@ def split_column(column: str) -> tuple[str, str]:
     return measure, key or "mean"
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as it is."""
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -272,10 +273,10 @@ def _toml(path: Path) -> dict[str, Any]:
 def _table_toml(path: Path) -> dict[str, Any]:
     """What a TOML says; with `like`, after what the table of that name beside it says. Of overrides those of the same
     name are replaced. A state, what was reduced and the short form are the other table's own."""
-    table = _toml(path)
+    table = read_toml(path)
     if not (name := table.pop("like", "")):
         return table
-    other = _toml(path.parent / f"{name}.toml")
+    other = read_toml(path.parent / f"{name}.toml")
     if "like" in other:
         raise HardyError(f"{path} is like {name!r}, which is like another. Name that one.")
     both = {key: value for key, value in other.items() if key not in _OWN} | table
@@ -315,7 +316,7 @@ def find_folder(given: Path | None = None) -> Path:
 def table_files(folder: Path, paper: str = "*") -> Iterator[Path]:
     """The TOML files that are tables: those with rows, their own or another table's."""
     for path in sorted(folder.glob(f"{paper}/*.toml")):
-        if path.name != "paper.toml" and {"rows", "like"} & _toml(path).keys():
+        if path.name != "paper.toml" and {"rows", "like"} & read_toml(path).keys():
             yield path
 
 
@@ -376,7 +377,7 @@ class Paper:
 
 def read_paper(folder: Path) -> Paper:
     """What paper.toml says."""
-    made: Paper = construct(Paper, _toml(folder / "paper.toml"), str(folder / "paper.toml"))
+    made: Paper = construct(Paper, read_toml(folder / "paper.toml"), str(folder / "paper.toml"))
     for name, one in made.published.items():
         if bool(one.tables) == bool(one.why):
             raise HardyError(f"{folder / 'paper.toml'}: {name} needs tables, or why there are none.")

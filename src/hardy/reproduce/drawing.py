@@ -75,21 +75,21 @@ def _draw_rows(picture: ResultPicture, table: ResultTable, found: Mapping[str, l
 
     top = 52
     height = top + _PITCH * len(found) + 26
-    body = [_words(12, 16, picture.title, weight="bold")]
+    body = [svg_words(12, 16, picture.title, weight="bold")]
     across = 12.0
     for column, colour in zip(picture.columns, _COLOURS, strict=False):
-        body += [f'<circle cx="{across + 5:.0f}" cy="33" r="4.5" fill="{colour}"/>', _words(across + 14, 37, column)]
+        body += [f'<circle cx="{across + 5:.0f}" cy="33" r="4.5" fill="{colour}"/>', svg_words(across + 14, 37, column)]
         across += 36 + 7.2 * len(column)
     if any(p for row in papers.values() for p in row):
         body += [f'<circle cx="{across + 5:.0f}" cy="33" r="4" fill="none" stroke="#666" stroke-width="1.5"/>']
-        body += [_words(across + 14, 37, "the paper's")]
+        body += [svg_words(across + 14, 37, "the paper's")]
     for at in range(round((high - low) / step) + 1):
         x = place(low + at * step)
         body.append(f'<path d="M{x:.1f} {top - 4}V{height - 24}" stroke="#ddd"/>')
-        body.append(_words(x, height - 8, f"{low + at * step:g}", anchor="middle"))
+        body.append(svg_words(x, height - 8, f"{low + at * step:g}", anchor="middle"))
     for at, (row, words) in enumerate(picture.rows.items()):
         middle = top + _PITCH * at + _PITCH / 2
-        body.append(_words(_NAMES - 12, middle + 4, words, anchor="end"))
+        body.append(svg_words(_NAMES - 12, middle + 4, words, anchor="end"))
         for place_in_row, (s, p, colour) in enumerate(zip(scores[row], papers[row], _COLOURS, strict=False)):
             y = middle + _APART * (place_in_row - (len(scores[row]) - 1) / 2)
             if p is not None:
@@ -104,7 +104,7 @@ def _draw_rows(picture: ResultPicture, table: ResultTable, found: Mapping[str, l
             )
             note = f"<title>{escape(words)}: {in_unit(s.mean, table.unit)}</title>"
             body.append(f'<circle cx="{place(x):.1f}" cy="{y:.1f}" r="4.5" fill="{colour}">{note}</circle>')
-    return _svg(_WIDTH, height, body, picture.title)
+    return as_svg(_WIDTH, height, body, picture.title)
 
 
 def _draw_curves(picture: ResultPicture, curves: Mapping[str, Curve]) -> str:
@@ -121,15 +121,15 @@ def _draw_curves(picture: ResultPicture, curves: Mapping[str, Curve]) -> str:
         across = (x - first) / ((last - first) or 1.0)
         return _LEFT + (_WIDTH - _LEFT - _RIGHT) * across, top + (_HEIGHT - _BELOW - top) * (high - y) / (high - low)
 
-    body = [_words(12, 16, picture.title, weight="bold")]
+    body = [svg_words(12, 16, picture.title, weight="bold")]
     for at in range(round((high - low) / step) + 1):
         y = low + at * step
         (x0, down), (x1, _) = place(first, y), place(last, y)
         body.append(f'<path d="M{x0:.0f} {down:.1f}H{x1:.0f}" stroke="#ddd"/>')
-        body.append(_words(x0 - 8, down + 4, f"{y:g}", anchor="end"))
+        body.append(svg_words(x0 - 8, down + 4, f"{y:g}", anchor="end"))
     for x in _round_numbers(first, last):
-        body.append(_words(place(x, 0)[0], _HEIGHT - 20, f"{x:g}", anchor="middle"))
-    body.append(_words(place((first + last) / 2, 0)[0], _HEIGHT - 4, picture.x_name, anchor="middle"))
+        body.append(svg_words(place(x, 0)[0], _HEIGHT - 20, f"{x:g}", anchor="middle"))
+    body.append(svg_words(place((first + last) / 2, 0)[0], _HEIGHT - 4, picture.x_name, anchor="middle"))
     ends = sorted((place(curve[-1][0], 100 * curve[-1][1])[1], words) for words, curve in curves.items())
     tops: dict[str, float] = {}
     for end, words in ends:  # names from the top down, none upon another
@@ -140,8 +140,8 @@ def _draw_curves(picture: ResultPicture, curves: Mapping[str, Curve]) -> str:
         if len(curve) <= _FEW:
             spots = (place(x, 100 * y) for x, y in curve)
             body += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in spots]
-        body.append(_words(_WIDTH - _RIGHT + 8, tops[words], f"{words} {100 * curve[-1][1]:.1f}", colour=colour))
-    return _svg(_WIDTH, _HEIGHT, body, picture.title)
+        body.append(svg_words(_WIDTH - _RIGHT + 8, tops[words], f"{words} {100 * curve[-1][1]:.1f}", colour=colour))
+    return as_svg(_WIDTH, _HEIGHT, body, picture.title)
 
 
 def _round_numbers(first: float, last: float) -> list[float]:
@@ -151,14 +151,14 @@ def _round_numbers(first: float, last: float) -> list[float]:
     return [at * step for at in range(math.ceil(first / step), math.floor(last / step) + 1)]
 
 
-def _words(
+def svg_words(
     x: float, y: float, text: str, *, anchor: str = "start", colour: str = "#333", weight: str = "normal"
 ) -> str:
     style = f'text-anchor="{anchor}" fill="{colour}" font-weight="{weight}"'
     return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(text)}</text>'
 
 
-def _svg(width: float, height: float, body: Sequence[str], title: str) -> str:
+def as_svg(width: float, height: float, body: Sequence[str], title: str) -> str:
     head = (
         f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title)}"'
     )

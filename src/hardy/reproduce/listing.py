@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hardy.core.files import write_atomic
 from hardy.errors import HardyError, unknown
+from hardy.reproduce import advice
 from hardy.reproduce.definition import Paper, ResultTable, read_paper, read_table, table_files
 from hardy.reproduce.drawing import draw
 from hardy.reproduce.published_pages import block, chosen_records, table_block, written
@@ -139,6 +140,10 @@ def page_contents(folder: Path) -> dict[Path, str]:
         by_name = {table.name: table for table in tables}
         for picture in one.pictures:
             made[(folder / name / picture.file).resolve()] = draw(picture, by_name)
+    if (folder / advice.FILE).is_file():
+        choices, page = advice.read_choices(folder), folder.parent / advice.PAGE
+        made[page] = written(_read(page), "choices", advice.advice_markdown(choices), str(page))
+        made[folder.parent / advice.PICTURE] = advice.draw_advice(choices)
     front, page = folder / "README.md", folder.parent / "README.md"
     text = f"{_verdicts(papers(folder))}\n\n{list_markdown(folder)}"
     made[front] = written(_read(front), "list", text, str(front))

@@ -73,7 +73,7 @@ def fit(
     experiment = replace(experiment, callbacks=(*experiment.callbacks, *kept))
     run = prepare(experiment, method=method, model=model, data=data, data_folder=data_folder, network=network)
     select = experiment.evaluation.select
-    if select and network is None and not any(len(client.validation) for client in run.engine.data.clients):
+    if select and network is None and not any(len(client.validation) for client in run.engine.data.profiles):
         raise HardyError(
             f"evaluation.select is {select!r}, but no client has validation rows. Set data.validation, such as 0.1."
         )
@@ -200,7 +200,7 @@ def evaluate(
         return evaluate_classifier(model, *given, **options)
     run = model if isinstance(model, Run) else load(model, data_folder=data_folder)
     given = tuple(named_by_user(one) if isinstance(one, list | tuple) else one for one in given)
-    if not any(len(client.test) + len(client.validation) for client in run.engine.data.clients):
+    if not any(len(client.test) + len(client.validation) for client in run.engine.data.profiles):
         raise HardyError(
             f"nobody in {run.folder or 'this run'} holds rows to measure on, here. Over a network let the nodes "
             "measure (evaluation.threats in the experiment), or pass data to hardy.load."

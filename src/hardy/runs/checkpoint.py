@@ -28,7 +28,7 @@ from hardy.core.store import ClientStore, MemoryStore, as_store
 from hardy.core.tensors import Tensors, apply
 from hardy.errors import HardyError, printable
 
-Found = tuple[dict[str, Any], Tensors]
+Contents = tuple[dict[str, Any], Tensors]
 """record and tensors of a checkpoint"""
 CLIENT_ROWS = "clients"
 """the folder of a run that holds clients' tensors where they lie on disk"""
@@ -113,7 +113,7 @@ def _groups(flat: Tensors) -> dict[str, Tensors]:
     return groups
 
 
-def _stores(run: Path, found: Found) -> tuple[ClientStore, ClientStore]:
+def _stores(run: Path, found: Contents) -> tuple[ClientStore, ClientStore]:
     """The reported and the private tensors of a checkpoint of a run folder."""
     record, flat = found
     beyond, groups = record.get("clients", {}), _groups(flat)
@@ -126,7 +126,7 @@ def _stores(run: Path, found: Found) -> tuple[ClientStore, ClientStore]:
     return made("reported"), made("private")
 
 
-def _complete(path: Path, found: Found) -> None:
+def _complete(path: Path, found: Contents) -> None:
     """An error if rows of clients that a checkpoint names are not whole."""
     _stores(path.parent.parent, found)
 
@@ -188,8 +188,11 @@ def save_tensors(
 
 
 def load_tensors(
-    folder: Path, complete: Callable[[Path, Found], None] | None = None, *, fits: Callable[[int], bool] = lambda _: True
-) -> tuple[Found | None, list[str]]:
+    folder: Path,
+    complete: Callable[[Path, Contents], None] | None = None,
+    *,
+    fits: Callable[[int], bool] = lambda _: True,
+) -> tuple[Contents | None, list[str]]:
     """The newest that is whole among those whose round `fits`: record and tensors, and a remark about each that is
     not. `complete` raises an error where something else is missing."""
     remarks: list[str] = []

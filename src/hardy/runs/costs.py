@@ -11,6 +11,7 @@ from hardy.core import tensors
 from hardy.core.method import Plan
 from hardy.core.net import Net
 from hardy.core.protocols import Batch, Objective
+from hardy.core.submodels import OnSubnetworks
 from hardy.core.tensors import ImageShape, Tensors
 from hardy.data.augmentation import Augmentation
 from hardy.models.count import count_macs, macs, shares_kept
@@ -25,7 +26,7 @@ def image_macs(
 ) -> int:
     """Multiply-accumulates that one image takes in a training step: all products of the augmentation and of the forward
     and backward passes that this objective makes, attacks included, counted by running the step on tensors without
-    data."""
+    data. Of a sparse sub-network, the share that has a weight in the first one."""
 
     model = plan.model
     constants = {n: t for n, t in model.named_buffers() if n not in plan.tags}
@@ -42,7 +43,16 @@ def image_macs(
         x = x if augmentation is None else augmentation.apply(x, key)
         objective.gradient(objective, net, private, Batch(x, y, torch.ones(classes, device=device)), key, start)
 
-    return count_macs(step) // _IMAGES
+    return round(count_macs(step) // _IMAGES * _share_multiplied(plan, objective, shape))
+
+
+def _share_multiplied(plan: Plan, objective: Objective, shape: ImageShape) -> float:
+    """The share of a forward pass's products whose weight is not zero."""
+    if not isinstance(objective, OnSubnetworks) or not objective.submodels.sparse:
+        return 1.0
+    (capacity,) = objective.trained
+    kept = shares_kept(plan.model, objective.submodels.cut(plan.start, capacity, 0, plan.start))
+    return macs(plan.model, shape, kept=kept) / macs(plan.model, shape)
 
 
 def macs_of_a_round(run: Run, round_number: int) -> dict[int, int]:
@@ -52,21 +62,10 @@ def macs_of_a_round(run: Run, round_number: int) -> dict[int, int]:
     for slot in run.server.ask(round_number).slots:
         objective = engine.plan.objective(engine.data.clients[slot.client], round_number)
         if objective not in run.counted:
-            dense = image_macs(engine.plan, objective, engine.data.shape, classes, change)
-            run.counted[objective] = round(dense * _share_multiplied(run, engine.data.clients[slot.client].capacity))
+            run.counted[objective] = image_macs(engine.plan, objective, engine.data.shape, classes, change)
         examples = engine.training.examples(len(engine.train_rows[slot.client]), round_number)
         spent[slot.client] += examples * run.counted[objective]
     return spent
-
-
-def _share_multiplied(run: Run, capacity: float) -> float:
-    """The share of products whose weight is not zero, in a forward pass of the sub-network as it is now."""
-    plan, shape = run.engine.plan, run.engine.data.shape
-    if plan.submodels is None or not plan.submodels.sparse:
-        return 1.0
-    whole = tensors.gather(run.state.shared, 0)
-    kept = shares_kept(plan.model, plan.submodels.cut(whole, capacity, run.state.round, whole))
-    return macs(plan.model, shape, kept=kept) / macs(plan.model, shape)
 
 
 def training_costs(run: Run) -> dict[str, Any]:

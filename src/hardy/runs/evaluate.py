@@ -22,14 +22,20 @@ from hardy.evaluation import projections
 from hardy.evaluation.client_checks import check_clients
 from hardy.evaluation.measure import ServedClients, order_of_bases, threat_key
 from hardy.evaluation.record import EVALUATION_LOCK, EvaluationRecord
+from hardy.evaluation.smoothing import BLOCK, Smoothing, certified_figures, count_votes, parse_smoothing
 from hardy.parts.metrics import to_metrics
 from hardy.report.pictures import displayable, image_grid_png
 from hardy.report.run_page import write_report
 from hardy.runs import costs
 from hardy.runs.progress import Progress
 from hardy.runs.run import Run
+from hardy.runs.unseen import held_out_accuracy
 
-PUBLISHED = ("mean", "worst_client", "by_domain", "by_client", "round", "images", "standard_error", "better", "missing")
+PUBLISHED = (
+    *("mean", "worst_client", "by_domain", "by_client", "round", "images", "standard_error", "better", "missing"),
+    *("held_out", "held_out_error"),
+    *("measured", "clients", "quantiles"),
+)
 """what summary.json holds of a figure"""
 _SHOWN = 12
 """images in a picture of an attack"""
@@ -51,6 +57,7 @@ def evaluate_run(
     part: DataPart = "test",
     limit: int | None = None,
     epsilons: Sequence[float] = (),
+    certify: str | Smoothing | Sequence[str | Smoothing] = (),
     checks: bool = True,
     quiet: bool = False,
     report: bool = True,
@@ -59,8 +66,10 @@ def evaluate_run(
 
     Threats are texts such as "pgd-20,autoattack" or Threat objects. `metrics` are names ("auroc,ece"), metrics, or
     functions of logits and labels; not given: the experiment's. `limit` takes the first rows of each client.
-    `epsilons` adds every threat at these radii too, for a curve. Branches not given are the experiment's. `width` and
-    `robustness` (λ) customise the network, which is attacked as it then is. `report=False` leaves report.html alone.
+    `epsilons` adds every threat at these radii too, for a curve. `certify` are certificates by randomised smoothing,
+    such as "sigma=0.25,n=1000" or a hardy.evaluation.smoothing.Smoothing. Branches not given are the experiment's.
+    `width` and `robustness` (λ) customise the network, which is attacked as it then is. `report=False` leaves
+    report.html alone.
     """
     if limit is not None and limit < 1:
         raise HardyError(f"limit is {limit}; it must be 1 or more rows a client.")
@@ -83,7 +92,7 @@ def evaluate_run(
     record = EvaluationRecord(
         path,
         served,
-        engine.data.clients,
+        engine.data.profiles,
         round_number=run.state.round,
         seed=seed,
         settings=settings,
@@ -102,7 +111,18 @@ def evaluate_run(
             record.put(threat, name, after, last=name == threat.attack.stages()[-1][0])
         progress.update(done, f"{threat.name} {name}")
     progress.close()
-    result = record.result(chosen)
+    asked = [certify] if isinstance(certify, str | Smoothing) else certify
+    smoothings = [parse_smoothing(one) if isinstance(one, str) else one for one in asked]
+    for smoothing in smoothings:
+        _certify(record, served, smoothing, seed, quiet=quiet)
+    if engine.data.held_out and part == "test" and not customised:
+        statistics = run.experiment.data.held_out_statistics
+        record.found["standard_accuracy"] |= held_out_accuracy(engine, run.state, branches, statistics)
+        for threat in chosen:
+            if "held_out" not in record.found["robust_accuracy"][threat.name]:
+                found = held_out_accuracy(engine, run.state, branches, statistics, threat)
+                record.found["robust_accuracy"][threat.name] |= found
+    result = record.result(chosen, [smoothing.name for smoothing in smoothings])
     if run.folder is not None:
         with engine.arithmetic(training=False):
             _illustrate(run, served, chosen)
@@ -116,6 +136,26 @@ def evaluate_run(
         if report:
             write_new_report(run)
     return result
+
+
+def _certify(record: EvaluationRecord, served: ServedClients, smoothing: Smoothing, seed: int, *, quiet: bool) -> None:
+    """The votes of noisy copies, noted block by block, and what they certify."""
+    if record.certificate(smoothing.name, smoothing.radii):
+        return
+    key = random.fold(torch.tensor(seed), "certify", smoothing.name)
+    done, sides = record.votes(smoothing.name)
+    total = smoothing.n0 + smoothing.n
+    progress = Progress(total, done=done, quiet=quiet)
+    while done < total:
+        side = 0 if done < smoothing.n0 else 1
+        last = min(done + BLOCK, smoothing.n0 if side == 0 else total)
+        votes = count_votes(served, smoothing, done, last, key)
+        sides[side] = [one + two for one, two in zip(sides[side], votes, strict=True)] if sides[side] else votes
+        done = last
+        record.put_votes(smoothing.name, done, sides)
+        progress.update(done, f"certificates, {smoothing.name}")
+    progress.close()
+    record.put_certificate(smoothing.name, certified_figures(served, smoothing, sides[0], sides[1], record.round))
 
 
 def known_settings(run: Run) -> list[dict[str, Any]]:
@@ -189,7 +229,7 @@ def _flags(run: Run, served: ServedClients) -> list[dict[str, Any]]:
     if len(run.engine.data.shape) == 1:
         return []
     first: dict[str, int] = {}
-    for number, profile in enumerate(run.engine.data.clients):
+    for number, profile in enumerate(run.engine.data.profiles):
         if len(served.rows[number]):
             first.setdefault(profile.domain, number)
     clients = list(first.values())[:1] if served.served.alike else list(first.values())
@@ -246,7 +286,7 @@ def _first(threat: Threat) -> Attack:
 def _represent(run: Run, served: ServedClients, threat: Threat) -> list[dict[str, Any]]:
     """Images of some classes and the same attacked, as the last layer of a client of each domain sees them."""
     found = []
-    last = {c.domain: number for number, c in enumerate(run.engine.data.clients) if len(served.rows[number])}
+    last = {c.domain: number for number, c in enumerate(run.engine.data.profiles) if len(served.rows[number])}
     for domain, client in last.items():  # the first ones are those that can afford adversarial training
         forward, x, y = _network(served, client, _ASKED)
         x, y = x[y < _CLASSES], y[y < _CLASSES]
@@ -301,6 +341,17 @@ def _joined(summary: dict[str, Any], result: dict[str, Any], round_number: int) 
         "robust_accuracy": of_round(summary["robust_accuracy"], round_number) | published(result),
         "metrics": of_round(summary.get("metrics", {}), round_number) | clean,
         "robust_metrics": attacked,
+        "certified_accuracy": of_round(summary.get("certified_accuracy", {}), round_number)
+        | published_certificates(result),
+    }
+
+
+def published_certificates(result: dict[str, Any]) -> dict[str, Any]:
+    """The certificates of an evaluation as summary.json holds them: without their curve."""
+    return {
+        name: {key: value for key, value in found.items() if key not in ("curve", "radii")}
+        | {"radii": {radius: _published(one) for radius, one in found["radii"].items()}}
+        for name, found in result["certified_accuracy"].items()
     }
 
 

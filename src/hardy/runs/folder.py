@@ -1,10 +1,12 @@
 """Run folders: what lies in them, who may write, and how often."""
 
 import hashlib
+import io
 import json
+import math
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,12 @@ import numpy as np
 
 from hardy import config
 from hardy.config import Experiment
-from hardy.core.federation import Client, Federation
+from hardy.core.federation import LISTED, Client, Federation
 from hardy.core.files import (
     append,
     disk,
     file_lock,
+    make_folder,
     refuse_links,
     remove_drafts,
     sync_file,
@@ -29,7 +32,7 @@ from hardy.errors import HardyError
 from hardy.report.pictures import displayable, image_grid_png
 from hardy.runs.run import Run
 
-METRICS, CLIENTS = "metrics.jsonl", "clients.json"
+METRICS, CLIENTS, TABLES = "metrics.jsonl", "clients.json", "tables"
 _LEAST_SECONDS = 1.0
 _CHECKPOINT_SHARE = 0.05
 
@@ -45,7 +48,7 @@ def write_run_header(run: Run) -> None:
         return  # there is no image here to show
     if len(data.shape) == 1:
         return  # feature vectors have no picture
-    rows = {client.domain: client.train[:16] for client in reversed(data.clients)}
+    rows = {client.domain: client.train[:16] for client in reversed(data.profiles)}
     grid = [displayable(data.x_train[found]) for found in reversed(rows.values())]
     labels = [
         f"{domain}: {', '.join(data.classes[y] for y in data.y_train[found])}"
@@ -78,9 +81,22 @@ def clients_json(run: Run) -> bytes:
             "test": len(client.test),
             **({"labels": _labels(data, client)} if run.local else {}),
         }
-        for number, client in enumerate(data.clients)
+        for number, client in ((data.measured[at], data.profiles[at]) for at in data.listed)
     ]
     return json.dumps(clients).encode()
+
+
+def write_tables(folder: Path, data: Federation, done: int, found: Mapping[str, Sequence[float | None]]) -> None:
+    """The figures of all measured clients, where these are too many for a line: numbers and figures, [client, 2]."""
+    if data.sample is None or len(data.sample) <= LISTED:
+        return
+    with disk(f"{folder / TABLES}"):
+        make_folder(folder / TABLES)
+    for name, values in found.items():
+        table = np.array([(at, math.nan if v is None else v) for at, v in zip(data.sample, values, strict=True)])
+        content = io.BytesIO()
+        np.save(content, table)
+        write_atomic(folder / TABLES / f"round-{done:06d}-{name.replace('/', '-')}.npy", content.getvalue())
 
 
 def _labels(data: Federation, client: Client) -> list[int]:

@@ -35,6 +35,7 @@ from hardy.runs.evaluate import (
 from hardy.runs.interrupts import Stopped, StopRequest, deferred_interrupt
 from hardy.runs.progress import Progress
 from hardy.runs.run import Run, RunTotals
+from hardy.runs.unseen import held_out_accuracy
 
 _HOPELESS = 10
 """rounds in a row in which every reply was refused"""
@@ -162,6 +163,7 @@ def _round(run: Run, saving: _Saving | None) -> dict[str, Any]:
     best = _evaluate(run, line)
     line |= run.engine.account(line)
     run.figures.add(line)
+    _note_target(run)
     run.last_line = line
     if run.rows is not None:
         run.rows.append(flat_row(line))
@@ -199,6 +201,10 @@ def _evaluate(run: Run, line: dict[str, Any]) -> bool:
     if run.local is None:
         for known in (value for question, value in found.items() if question.part == "validation"):
             known["median"] = _median(known)
+    if run.local is not None:
+        found[places["standard"]] |= held_out_accuracy(
+            run.local, run.state, run.branches, experiment.data.held_out_statistics
+        )
     for place, question in places.items():
         line[f"{place}_accuracy"] = found[question]
         if choice.metrics:
@@ -211,6 +217,15 @@ def _evaluate(run: Run, line: dict[str, Any]) -> bool:
         engine, rate = run.needs_local("a diagnosis"), experiment.training.rate_at(done - 1, experiment.rounds)
         line |= diagnose_training(engine, run.state, choice.diagnosis, rate=rate, branch=choice.predict_branch)
     return _note_best(run, line)
+
+
+def _note_target(run: Run) -> None:
+    """When the clock's target was reached."""
+    clock, figures = run.server.clock, run.figures
+    if clock is None or clock.choice.target is None or figures.reached or figures.latest is None:
+        return
+    if figures.latest["round"] == run.state.round and (figures.latest["mean"] or 0.0) >= clock.choice.target:
+        figures.reached = {"round": run.state.round, "seconds": figures.clock_seconds}
 
 
 def _backdoor_questions(run: Run) -> list[Question]:
@@ -257,9 +272,15 @@ def _note_best(run: Run, line: dict[str, Any]) -> bool:
 def _measured(run: Run, asked: Sequence[Question]) -> dict[Question, dict[str, Any]]:
     """The figures that whoever measures the clients gives."""
     found = run.measures.measure(run.state, asked, run.branches)
-    clients, done = run.engine.data.clients, run.state.round
+    data, done = run.engine.data, run.state.round
+    if run.folder is not None:
+        folders.write_tables(run.folder, data, done, {str(q): v for q, v in zip(asked, found, strict=True)})
+
+    def images(question: Question) -> list[int]:
+        return [len(getattr(client, question.part)) for client in data.profiles]
+
     return {
-        question: figures(values, clients, [len(getattr(c, question.part)) for c in clients], done, question.metric)
+        question: figures(values, data.profiles, images(question), done, question.metric, data=data)
         for question, values in zip(asked, found, strict=True)
     }
 
@@ -273,6 +294,9 @@ def _measure_finished(run: Run, saving: _Saving | None, *, quiet: bool) -> None:
         backdoor = _backdoor_questions(run)
         found = _measured(run, [Question("test", "", m) for m in (None, *choice.metrics)] + backdoor)
         run.figures.latest = found[Question("test")]
+        if run.local is not None:
+            statistics = run.experiment.data.held_out_statistics
+            run.figures.latest |= held_out_accuracy(run.local, run.state, run.branches, statistics)
         run.figures.metrics = {m.name: found[Question("test", "", m)] for m in choice.metrics}
         for question in backdoor:
             run.figures.metrics["backdoor_success"] = success_figures(found[question])

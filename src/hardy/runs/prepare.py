@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -12,20 +13,23 @@ from hardy import config
 from hardy.attacks.base import Attack, refuse_inputs, refuse_usual_radius
 from hardy.attacks.threats import parse_threat
 from hardy.config import FROM_PYTHON, Experiment, construct, convert, named
-from hardy.core import random
+from hardy.core import random, tensors
+from hardy.core.clock import Clock
 from hardy.core.engine import Measures, RunEngine, Trains
-from hardy.core.federation import Federation
+from hardy.core.federation import LISTED, MOST_MEASURED, Federation, LazyClients
+from hardy.core.messages import Slot
 from hardy.core.method import Method, Plan
 from hardy.core.partition import Placement
-from hardy.core.protocols import walk, within
+from hardy.core.protocols import Objective, walk, within
 from hardy.core.server import PipelinedServer, Server
-from hardy.core.spending import refuse_leaks
+from hardy.core.spending import privacy_spent, refuse_leaks
 from hardy.data import sources
 from hardy.data.capacity import Capacity, with_capacity
 from hardy.data.dataset import Dataset
 from hardy.data.given import OwnData, as_data
 from hardy.data.kinds import with_kinds
 from hardy.data.own_files import locate
+from hardy.data.population import populate
 from hardy.data.server_rows import own_rows, take_rows
 from hardy.data.shifts import Shift, with_shift
 from hardy.data.splits import federate
@@ -36,8 +40,10 @@ from hardy.evaluation.measure import LocalMeasure
 from hardy.evaluation.serving import chosen_branch, refuse_common, refuse_robustness
 from hardy.parts.aggregators.trust import trusts_server
 from hardy.registry import find
+from hardy.runs.costs import image_macs
 from hardy.runs.networks import OwnModel, model_builder
 from hardy.runs.run import Run, RunTotals
+from hardy.runs.unseen import refuse_held_out
 
 _LOG = logging.getLogger("hardy")
 
@@ -64,20 +70,24 @@ def prepare(
     data = None if data is None else as_data(data, value_range=None if network else experiment.data.range)
     if data is None and network is None:
         experiment = with_data_place(experiment, data_folder)
-    if not isinstance(data, Federation):
-        data = federation(experiment, data, data_folder)
-    elif given and experiment.data.shift is not None:
-        raise HardyError("data.shift cannot shift a federation that is given; use hardy.data.shifts.with_shift on it.")
-    elif given and experiment.data.capacity is not None:
-        raise HardyError("data.capacity cannot be dealt to a federation that is given; use with_capacity on it.")
+    data = _dealt(experiment, data, data_folder, given=given)
+    data = _with_sample(experiment, data)
     data, own_data = _with_server_rows(experiment, data, data_folder, far=network is not None)
     if network is None:  # nodes bring their own
         data = experiment.faults.add_hostile_clients(data, experiment.seed)
     else:
         data = replace(data, bounded=len(data.shape) == 3 or experiment.data.range is not None)
     plan = bind(experiment, data, method, model)
+    if experiment.data.held_out:
+        if network is not None or not data.held_out:
+            raise HardyError(
+                "data.held_out takes domains out of a data set on this machine; over a network, and with a federation "
+                "that is given, nobody holds their rows. Leave it out."
+            )
+        refuse_held_out(plan, experiment.data.held_out_statistics)
     _refuse_attacks(experiment, plan.method, data)
     device = experiment.engine.find_device()
+    counted: dict[Objective, int] = {}
     kind = PipelinedServer if device.type == "cuda" and network is None else Server
     server = kind(
         plan=plan,
@@ -88,6 +98,7 @@ def prepare(
         admission=experiment.admission.for_network(len(data.clients)) if network else experiment.admission,
         training=experiment.training,
         drift=experiment.evaluation.drift,
+        clock=_clock(experiment, plan, data, counted, far=network is not None),
     )
     for warning in server.check():
         _LOG.warning(warning)
@@ -117,11 +128,87 @@ def prepare(
         experiment = replace(experiment, data=replace(experiment.data, source=FROM_PYTHON))
     # what `auto` chose is kept: a resumed run must not choose again
     experiment = replace(experiment, engine=replace(experiment.engine, name=engine.name))
-    return Run(experiment=experiment, server=server, engine=engine, measures=measures, state=state, figures=RunTotals())
+    return Run(
+        experiment=experiment,
+        server=server,
+        engine=engine,
+        measures=measures,
+        state=state,
+        figures=RunTotals(),
+        counted=counted,
+    )
+
+
+def _dealt(
+    experiment: Experiment, data: Federation | Dataset | None, folder: Path | str | None, *, given: bool
+) -> Federation:
+    """Who holds which rows."""
+    if not isinstance(data, Federation):
+        return federation(experiment, data, folder)
+    if given and experiment.data.shift is not None:
+        raise HardyError("data.shift cannot shift a federation that is given; use hardy.data.shifts.with_shift on it.")
+    if given and experiment.data.capacity is not None:
+        raise HardyError("data.capacity cannot be dealt to a federation that is given; use with_capacity on it.")
+    if experiment.population.clients:
+        raise HardyError("[population] draws clients from a data set; a federation that is given has its own.")
+    return data
+
+
+def _clock(
+    experiment: Experiment, plan: Plan, data: Federation, counted: dict[Objective, int], *, far: bool
+) -> Clock | None:
+    if isinstance(data.clients, LazyClients) and plan.method.pooled:
+        raise HardyError(f"method {plan.method.name!r} trains on all rows as one; a population has no end of them.")
+    if not experiment.clock.speed:
+        return None
+    if far:
+        raise HardyError("[clock] simulates the clients' time; over a network it is what it is. Leave it out.")
+    if plan.method.pooled:
+        raise HardyError(f"[clock] times clients, and method {plan.method.name!r} pools their rows. Leave it out.")
+    return Clock(
+        experiment.clock,
+        experiment.seed,
+        macs=partial(_slot_macs, experiment, plan, data, counted),
+        traffic=partial(_slot_bytes, plan, data),
+    )
+
+
+def _slot_macs(
+    experiment: Experiment, plan: Plan, data: Federation, counted: dict[Objective, int], round_number: int, slot: Slot
+) -> float:
+    client = data.clients[slot.client]
+    objective = plan.objective(client, round_number)
+    if objective not in counted:
+        counted[objective] = image_macs(plan, objective, data.shape, len(data.classes), experiment.data.augmentation)
+    return counted[objective] * experiment.training.examples(len(client.train), round_number)
+
+
+def _slot_bytes(plan: Plan, data: Federation, slot: Slot) -> int:
+    """What a slot is sent, and sends back, in float32."""
+    part = plan.submodels.sizes(data.clients[slot.client].capacity) if plan.submodels else {}
+    sent = tensors.select(plan.start, (*plan.names(Placement.SHARED), *plan.names(Placement.REPORTED)))
+    return round(sum(part.get(name, value.numel()) * value.element_size() for name, value in sent.items()))
+
+
+def _with_sample(experiment: Experiment, data: Federation) -> Federation:
+    """Which clients are measured and listed: all, or some of very many."""
+    count, asked = len(data.clients), experiment.evaluation.clients
+    if asked is not None and asked > count:
+        raise HardyError(f"evaluation.clients is {asked}, but there are {count} clients. Ask for fewer.")
+    size = asked or (count if count <= MOST_MEASURED else LISTED)
+    if size == count:
+        return data
+    drawn = random.stream(experiment.seed, "measured").choice(count, size, replace=False)
+    return replace(data, sample=tuple(sorted(drawn.tolist())))
 
 
 def _refuse_evaluation(experiment: Experiment, plan: Plan, server: Server, *, far: bool) -> None:
     """What cannot be measured of this method, or not over a network."""
+    if experiment.clock.online < 1 and privacy_spent(server, 1):
+        raise HardyError(
+            f"clock.online is {experiment.clock.online:g}: who is asked then hangs on who is online, and the privacy "
+            "account counts on cohorts drawn among all. Leave it out."
+        )
     choice = experiment.evaluation
     _refuse_server_rows(experiment, plan)
     for measuring in (*choice.metrics, *choice.diagnosis):
@@ -223,6 +310,18 @@ def federation(experiment: Experiment, dataset: Dataset | None = None, folder: P
         if name == FROM_PYTHON:
             raise HardyError("this run was started from Python with data of its own; pass them to resume or load.")
         dataset = sources.load_dataset(name, _root(experiment, folder), value_range=choice.range, **options)
+    if experiment.population.clients:
+        return populate(
+            dataset,
+            experiment.population,
+            validation=choice.validation,
+            limit=choice.limit,
+            seed=experiment.seed,
+            adversarial=choice.adversarial,
+            capacity=None if choice.capacity is None else convert(choice.capacity, Capacity, "data.capacity"),
+            shift=None if choice.shift is None else convert(choice.shift, Shift, "data.shift"),
+            shift_test=choice.shift_test,
+        )
     name, options = named(choice.split or ("natural" if dataset.natural else "blocks"), "data.split")
     rule = construct(find("split", name), options, "data.split")
     dealt = federate(
@@ -233,6 +332,7 @@ def federation(experiment: Experiment, dataset: Dataset | None = None, folder: P
         validation=choice.validation,
         test=choice.test,
         limit=choice.limit,
+        held_out=choice.held_out,
         seed=experiment.seed,
     )
     if choice.shift is not None:

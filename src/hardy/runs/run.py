@@ -48,9 +48,15 @@ class RunTotals:
     best: dict[str, Any] | None = None
     """the best round on validation rows, its accuracy there (under the attack of `select`), and on clean test rows"""
 
+    clock_seconds: float = 0.0
+    """of the simulation's clock"""
+    reached: dict[str, Any] | None = None
+    """when the accuracy of clock.target was measured first"""
+
     def add(self, line: dict[str, Any]) -> None:
         for name in ("seconds", "bytes_up", "bytes_down", "macs"):
             setattr(self, name, getattr(self, name) + line[name])
+        self.clock_seconds += line.get("clock_seconds", 0.0)
         for reason in line["lost"].values():
             kind = reason.partition(":")[0]
             self.lost[kind] = self.lost.get(kind, 0) + 1
@@ -221,6 +227,16 @@ class Run:
             gradient=gradient,
         )
 
+    @property
+    def _clock(self) -> dict[str, Any]:
+        """Time by the simulation's clock, and when the target was reached."""
+        assert self.server.clock is not None
+        return {
+            "seconds": self.figures.clock_seconds,
+            "target": self.server.clock.choice.target,
+            "reached": self.figures.reached,
+        }
+
     def summary(self) -> dict[str, Any]:
         """What summary.json holds."""
         figures, plan = self.figures, self.engine.plan
@@ -245,6 +261,7 @@ class Run:
             "device": _device_name(self.engine.device),
             "seed": self.experiment.seed,
             "lost": figures.lost,
+            **({"clock": self._clock} if self.server.clock else {}),
             **({"cohort_odds": asdict(odds)} if (odds := self.server.odds) else {}),
             "versions": versions(),
         }

@@ -6,8 +6,10 @@ function attackRoom(page) {
   let from = page.first, { pixels: image, label } = images[from];
   const settings = { attack: "pgd", epsilon: 8, steps: 10, target: "" };
 
-  const sides = [networks[0], robustest].map((network, number) => {
-    const side = { network, setting: { width: 1, robustness: number && network.mixes ? 1 : network.robustness } };
+  // a single network beside itself only where its robustness can be chosen: at 0 and at 1
+  const alone = networks.length === 1, compared = alone && !robustest.mixes ? [robustest] : [networks[0], robustest];
+  const sides = compared.map((network, number) => {
+    const side = { network, setting: { width: 1, robustness: !network.mixes ? null : number ? 1 : alone ? 0 : network.robustness } };
     side.clean = el("span", { class: "clean" });
     side.attacked = el("span");
     side.pictures = [picture("the image under attack"), picture("what the attack added, times ten"), picture("the image as it is")];
@@ -17,7 +19,7 @@ function attackRoom(page) {
     side.radius = el("p", { class: "note", "aria-live": "polite" });
     side.known = el("p", { class: "note" });
     side.trace = [];
-    side.which = choice(number ? "Network on the right" : "Network on the left",
+    side.which = choice(compared.length === 1 ? "Network" : number ? "Network on the right" : "Network on the left",
       networks.map((n, at) => [at, n.name]), networks.indexOf(network), (at) => {
         side.network = networks[at];
         side.setting.robustness = side.network.robustness;
@@ -28,7 +30,7 @@ function attackRoom(page) {
     const robustness = slider("Robustness λ", { min: 0, max: 1, step: 0.05, value: side.setting.robustness ?? 0,
       show: (v) => v.toFixed(2), onchange: (v) => { side.setting.robustness = v; run(); } });
     robustness.hidden = !network.mixes;
-    side.box = el("section", { class: "side", "aria-label": number ? "right network" : "left network" },
+    side.box = el("section", { class: "side", "aria-label": compared.length === 1 ? "network" : number ? "right network" : "left network" },
       el("div", { class: "which" }, side.which, robustness), side.known,
       el("div", { class: "pictures" }, captioned(side.pictures[2], el("b", {}, "The image"), side.clean),
         captioned(side.pictures[0], el("b", {}, "Attacked"), side.attacked), captioned(side.pictures[1], el("b", {}, "Change × 10"))),
@@ -56,7 +58,8 @@ function attackRoom(page) {
     for (const side of sides) {
       const { network, setting } = side, known = network.measured(setting);
       const threats = Object.entries(known.robust).map(([threat, figure]) => `, ${plusMinus(figure)} under ${threat}`).join("");
-      side.known.textContent = `Reads ${plusMinus(known.standard)} of ${known.standard.images?.toLocaleString("en") ?? "its"} test images right${threats}` +
+      const who = network.client == null ? "Reads" : "The clients’ own networks read";
+      side.known.textContent = `${who} ${plusMinus(known.standard)} of ${known.standard.images?.toLocaleString("en") ?? "its"} test images right${threats}` +
         (network.mixes ? ` (at λ = ${known.robustness}).` : ".");
       const clean = await network.logits(image, setting);
       if (!current()) return;

@@ -19,11 +19,11 @@ function liarsRoom() {
     table.replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, ...["rule", "withstands", "off by"].map((w, at) => el("th", { class: at < 1 ? "left" : "" }, w)))),
       el("tbody", {}, ...results.map((r, at) => el("tr", {},
         el("td", { class: "left" }, el("span", { class: `key c${at}` }), r.name, el("br"), el("small", {}, r.words)),
-        el("td", { class: r.fits || !liars ? "" : "over" }, `${r.limit} of ${clients}${r.fits || !liars ? "" : `, not ${liars}`}`),
+        el("td", { class: r.fits || !liars ? "" : "over" }, `${r.limit} of ${clients}${r.fits || !liars ? "" : ": too few"}`),
         el("td", {}, r.at ? Math.sqrt(squaredDistance(r.at, truth)).toFixed(3) : "–"))))));
     const population = cohort.population.get(), lying = Math.min(cohort.liars.get(), population), size = Math.min(cohort.size.get(), population);
     const half = Math.ceil(size / 2) - 1;
-    fill(majority, el("b", {}, percent(chanceOfMore(population, lying, size, half), 2)), ` of the cohorts of ${size} out of ${population} clients, ${lying} of whom lie, hold at least as many liars as honest clients. Then no rule can hold.`);
+    fill(majority, el("b", {}, percent(chanceOfMore(population, lying, size, half), 2)), ` of the cohorts of ${size} out of ${population} clients, ${lying} of whom lie, hold at least as many liars as honest clients. Then no rule that sees this round alone can hold: DeMoA remembers what clients sent before.`);
   };
   const which = choice("Hostile clients send", Object.keys(LIES).map((name) => [name, name]), lie, (v) => {
     if (v === "by hand") { const points = sent(); for (let at = clients - liars; at < clients; at++) own[at] = points[at]; }

@@ -2,7 +2,7 @@
 
 function widthRoom(page) {
   const choices = page.networks.filter((n) => n.settings.length > 1);
-  if (!choices.length) return el("p", { class: "note" }, "None of these runs has more than one width or robustness. Train one with method split_mix_dat.");
+  if (!choices.length) return el("p", { class: "note" }, "The networks here have one width and one robustness. “hardy run split_mix --out runs/many”, then “hardy playground runs/many”, shows one with several.");
   const chosen = el("div"), show = (network) => chosen.replaceChildren(sliders(page, network));
   const last = choices.length - 1; // runs are named from the plain to the robust
   show(choices[last]);

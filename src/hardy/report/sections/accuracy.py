@@ -2,6 +2,7 @@
 
 import json
 from html import escape
+from typing import Any
 
 from hardy.report.chart import COLOURS, percent, plain, si
 from hardy.report.page import duration, figure, section, shown, table
@@ -67,6 +68,12 @@ def _curves(run: StoredRun) -> list[str]:
     by_domain = [
         Series(label=domain, points=run.series("standard_accuracy", "by_domain", domain)) for domain in run.domains()
     ]
+    by_domain += [
+        Series(
+            label=f"{domain}, held out", points=run.series("standard_accuracy", "held_out", domain), style="ink dashed"
+        )
+        for domain in (run.summary.get("standard_accuracy") or {}).get("held_out") or {}
+    ]
     return [
         figure("Accuracy over rounds", lines(overall, title="Accuracy over rounds", y=percent, zero=True)),
         figure("Accuracy by domain over rounds", lines(by_domain, title="Accuracy by domain", y=percent, zero=True)),
@@ -87,19 +94,29 @@ def _curves(run: StoredRun) -> list[str]:
 def _table(run: StoredRun) -> str:
     """Every accuracy of the summary, by domain too."""
     best, domains = run.summary.get("best") or {}, run.domains()
+    unseen = list((run.summary.get("standard_accuracy") or {}).get("held_out") or {})
     found = {"standard": run.summary.get("standard_accuracy")}
     if best and best.get("round") != run.summary.get("rounds"):
         found[f"standard, best round ({best.get('round')})"] = best.get("standard_accuracy")
     cells = [
         [
             escape(name),
-            shown(number(accuracy, "mean")),
+            _with_error(accuracy),
             shown(number(accuracy, "worst_client")),
             *(shown(number(accuracy, "by_domain", domain)) for domain in domains),
+            *(shown(number(accuracy, "held_out", domain)) for domain in unseen),
         ]
         for name, accuracy in (found | (run.summary.get("robust_accuracy") or {})).items()
     ]
-    return table(["accuracy", "mean", "worst client", *domains], cells)
+    told = '<p class="note">±: standard error over test images.</p>' if any("±" in row[1] for row in cells) else ""
+    held_out = (escape(f"{domain} (held out)") for domain in unseen)
+    return table(["accuracy", "mean", "worst client", *domains, *held_out], cells) + told
+
+
+def _with_error(accuracy: Any) -> str:
+    """60.7% ± 1.3"""
+    error = number(accuracy, "standard_error")
+    return shown(number(accuracy, "mean")) + (f" ± {100 * error:.1f}" if error else "")
 
 
 def _by_client(run: StoredRun) -> dict[str, list[tuple[float, str]]]:
@@ -143,7 +160,7 @@ def accuracy_section(run: StoredRun) -> str:
             figure(
                 "Final accuracy by domain",
                 bars(by_domain, title="Final accuracy by domain"),
-                "Bar: mean. Notch: the domain's worst client.",
+                "Bar: mean. Line: the domain's worst client.",
             ),
             figure(
                 "Final accuracy by client",
@@ -153,7 +170,7 @@ def accuracy_section(run: StoredRun) -> str:
             figure(
                 "Accuracy under attack",
                 bars(threats, title="Accuracy by threat") if len(threats) > 1 else "",
-                "Bar: mean. Notch: worst client.",
+                "Bar: mean. Line: worst client.",
             ),
         ],
         _table(run),
@@ -176,6 +193,31 @@ def robustness_section(run: StoredRun) -> str:
         )
         for setting in dict.fromkeys(axis for axis, _ in curves)
     ]
+    certified = found.get("certified_accuracy") or {}
+    drawings.append(
+        figure(
+            "Certified accuracy against the L2 radius",
+            lines(
+                [
+                    Series(label=name, points=[(r, share) for r, share in one["curve"] if share is not None])
+                    for name, one in certified.items()
+                ],
+                title="Certified accuracy against the L2 radius",
+                y=percent,
+                x_name="L2 radius",
+                x_step=0.0,
+            ),
+            "; ".join(
+                f"{escape(name)}: each row's certificate holds with confidence {1 - one['alpha']:g}, "
+                f"{shown(number(one, 'abstained'))} abstained"
+                for name, one in certified.items()
+            )
+            + ". The certificates are of the network smoothed with this noise, and hold against every change of an "
+            "image up to the radius.",
+        )
+        if certified
+        else ""
+    )
     flags = [
         f"<li><b>{name}</b> (client {client}): {message} {advice}"
         for flag in found.get("flags") or []

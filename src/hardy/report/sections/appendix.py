@@ -37,17 +37,18 @@ def _sheet(png: bytes, name: str) -> str:
     rows = picture_rows(png)
     if not rows:
         return _image(png, name)
-    parts = []
+    parts, most = [], 1
     for label, (row, column) in zip(row_labels(png), rows, strict=True):
         title, colon, listed = label.partition(": ")
         if not colon:  # "attacked, seen as 3, 4"
             title, colon, listed = label.partition(" seen as ")
             title += " seen as" if colon else ""
         words = listed.split(", ") if colon else []
-        cells = "".join(f"<span>{escape(word)}</span>" for word in words)
-        under = f'<div class="under" style="grid-auto-columns:{column}px">{cells}</div>' if cells else ""
+        most = max(most, len(words))
+        cells = "".join(f'<span title="{escape(word)}">{escape(word)}</span>' for word in words)
+        under = f'<div class="under" style="max-width:{column * len(words)}px">{cells}</div>' if cells else ""
         parts.append(f"<p>{escape(title)}</p>{_image(row, f'{name}: {label}')}{under}")
-    return f'<div class="sheet">{"".join(parts)}</div>'
+    return f'<div class="sheet" style="--columns:{most}">{"".join(parts)}</div>'
 
 
 def _image(png: bytes, words: str) -> str:

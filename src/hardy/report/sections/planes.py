@@ -36,9 +36,8 @@ def projections_section(run: StoredRun) -> str:
         if lost := found.get("left_out"):
             left_out.append(f"{title}: clients {', '.join(map(str, sorted({client for client, _ in lost})))}")
         points = [(x, y, homes.get(client, ""), branch) for x, y, client, branch in found["points"]]
-        note = (
-            "A point is a client's mean and variance, by their principal components. Dots: clean, crosses: adversarial."
-        )
+        crosses = " Dots: clean, crosses: adversarial." if any(branch != "clean" for *_, branch in points) else ""
+        note = f"A point is a client's mean and variance, by their principal components.{crosses}"
         drawn.append(figure(title, scatter_plot(clouds(points, known), title=title), note))
     for found in told.get("domains") or []:
         title = f"Representations, {found['domain']} (client {found['client']})"

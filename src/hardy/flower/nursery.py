@@ -1,0 +1,125 @@
+"""Where a site's apps are born: a process that has loaded torch and Hardy, and forks itself for each message.
+
+    python -m hardy.flower.nursery SOCKET
+
+Flower starts a process for every message, and each loads everything anew: seconds of a core. A fork has it all and
+takes milliseconds; it is a process of its own as before, and it ends with its message. Nothing here starts a thread:
+only a process with one thread may be forked.
+"""
+
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from subprocess import Popen
+from typing import IO
+
+from hardy.flower.processes import start_process, stop_process
+
+_LARGEST = 2**22
+"""bytes of one order: arguments and an environment"""
+
+
+class Nursery:
+    """The process, as whoever orders apps from it sees it."""
+
+    def __init__(self, environment: Mapping[str, str], log: IO[bytes] | None = None) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="hardy-")  # 0700, and short: a socket's path has a limit
+        self._path = str(Path(self._folder.name) / "apps")
+        command = [sys.executable, "-m", "hardy.flower.nursery", self._path]
+        self.process: Popen[bytes] = start_process(command, environment, log)
+
+    def order(self, arguments: Sequence[str], environment: Mapping[str, str], output: int) -> None:
+        """Starts `flwr-clientapp` with arguments and an environment; what it says goes to an open file. OSError or
+        ConnectionError if the process is not there (yet)."""
+        with socket.socket(socket.AF_UNIX) as line:
+            line.settimeout(10)
+            line.connect(self._path)
+            socket.send_fds(line, [b"\0"], [output])
+            line.sendall(json.dumps([list(arguments), dict(environment)]).encode())
+            line.shutdown(socket.SHUT_WR)
+            if line.recv(1) != b"\1":
+                raise ConnectionError("the process that starts apps has refused an order")
+
+    def stop(self) -> None:
+        stop_process(self.process)
+        self._folder.cleanup()
+
+
+def fork_apps(path: str) -> None:
+    """Forks for every order, until it is killed or whoever made the folder has removed it."""
+    _load()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(path)
+        door.listen(128)
+        while True:
+            with suppress(OSError, ValueError), door.accept()[0] as line:
+                line.settimeout(10)
+                _, (output, *_more), _, _ = socket.recv_fds(line, 1, 1)
+                arguments, environment = json.loads(_all(line))
+                if os.fork() == 0:
+                    door.close()
+                    _become(arguments, environment, output)
+                os.close(output)
+                line.sendall(b"\1")
+
+
+def _all(line: socket.socket) -> bytes:
+    held = b""
+    while len(held) < _LARGEST and (more := line.recv(2**16)):
+        held += more
+    return held
+
+
+def _load() -> None:
+    """All that an app will need, so that no fork has to."""
+    import flwr.supernode.cli.flwr_clientapp
+    import torch._dynamo  # which torch loads at the first step of an optimiser
+
+    import hardy.flower.apps
+    import hardy.flower.site_model
+    import hardy.models
+    import hardy.papers
+
+    assert all((flwr, hardy, torch))
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy every page it looks at
+
+
+def _become(arguments: list[str], environment: dict[str, str], output: int) -> None:
+    """In the fork: the app's process, from here to its end."""
+    code = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.argv = ["flwr-clientapp", *arguments]
+        from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
+
+        flwr_clientapp()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    fork_apps(sys.argv[1])
