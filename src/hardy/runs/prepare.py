@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +13,7 @@ from hardy import config
 from hardy.attacks.base import Attack, refuse_inputs, refuse_usual_radius
 from hardy.attacks.threats import parse_threat
 from hardy.config import FROM_PYTHON, Experiment, construct, convert, named
-from hardy.core import random
+from hardy.core import random, tensors
 from hardy.core.clock import Clock
 from hardy.core.engine import Measures, RunEngine, Trains
 from hardy.core.federation import LISTED, MOST_MEASURED, Federation, LazyClients
@@ -197,9 +196,9 @@ def _slot_macs(
 
 def _slot_bytes(plan: Plan, data: Federation, slot: Slot) -> int:
     """What a slot is sent, and sends back, in float32."""
-    part = plan.submodels.shapes(data.clients[slot.client].capacity) if plan.submodels else {}
-    names = (*plan.names(Placement.SHARED), *plan.names(Placement.REPORTED))
-    return sum(prod(part.get(name, plan.start[name].shape)) * plan.start[name].element_size() for name in names)
+    part = plan.submodels.sizes(data.clients[slot.client].capacity) if plan.submodels else {}
+    sent = tensors.select(plan.start, (*plan.names(Placement.SHARED), *plan.names(Placement.REPORTED)))
+    return round(sum(part.get(name, value.numel()) * value.element_size() for name, value in sent.items()))
 
 
 def _with_sample(experiment: Experiment, data: Federation, *, far: bool) -> Federation:
