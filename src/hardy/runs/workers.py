@@ -32,6 +32,7 @@ from torch import Tensor
 from hardy import config
 from hardy.config import Experiment
 from hardy.core import tensors
+from hardy.core.disk_store import DiskStore
 from hardy.core.files import make_folder, write_atomic
 from hardy.core.ranks import ALONE, Ranks
 from hardy.core.server import Server
@@ -192,9 +193,10 @@ def refuse_workers(run: Run) -> None:
         )
     alone = {
         "evaluation.diagnosis": bool(choice.diagnosis),
-        "evaluation.clients": choice.clients is not None,
+        "evaluation.clients": run.engine.data.sample is not None,
         "data.held_out": bool(run.experiment.data.held_out),
         "[population]": bool(run.experiment.population.clients),
+        "engine.store = disk": any(isinstance(s, DiskStore) for s in (run.engine.store, run.state.reported)),
     }
     for key in (key for key, used in alone.items() if used):
         raise HardyError(
