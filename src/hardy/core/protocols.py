@@ -6,18 +6,20 @@ are in `hardy.parts` and `hardy.papers`.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor, nn
-from torch.func import grad_and_value
 
 from hardy.core import tensors
 from hardy.core.account import Mechanism, Sampling
 from hardy.core.federation import Client, sorts_of
+from hardy.core.gradients import gradients
 from hardy.core.layers import Statistics
 from hardy.core.messages import Slot, Updates
 from hardy.core.net import Net
 from hardy.core.partition import Placement, Role, Tag
+from hardy.core.ranks import Ranks
 from hardy.core.tensors import ImageShape, Tensors
 from hardy.core.training import Training
 from hardy.errors import HardyError
@@ -25,10 +27,10 @@ from hardy.registry import kind
 
 if TYPE_CHECKING:
     from hardy.core.method import Method, Plan
+    from hardy.core.submodels import Submodels
 
 Fact = Literal["kind", "capacity"]
 """what is known of a client besides its rows"""
-Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +271,7 @@ class Objective(Part):
             return loss, (loss, here.buffers)
 
         wanted = (0, 1) if outer.has_adversary else (0,)
-        (gradient, *climbed), (_, (loss, buffers)) = grad_and_value(total, wanted, has_aux=True)(net.trained, private)
+        (gradient, *climbed), loss, buffers = gradients(total, (net.trained, private), wanted)
         return StepResult(gradient, climbed[0] if climbed else {}, buffers, loss)
 
     def step_adversary(self, private: Tensors, gradient: Tensors) -> None:
@@ -375,18 +377,6 @@ class Optimiser(Part):
 # Budget
 
 
-class Submodels:
-    """The sub-networks that clients of each capacity train."""
-
-    def shapes(self, capacity: float) -> Shapes:
-        """The part of each tensor, from its first entries on, that a client holds and sends."""
-        raise NotImplementedError
-
-    def objective(self, inner: Objective, capacity: float) -> Objective:
-        """An objective on the sub-networks that a client can afford."""
-        raise NotImplementedError
-
-
 @kind("budget")
 @dataclass(frozen=True, kw_only=True)
 class Budget(Part):
@@ -416,7 +406,12 @@ class Budget(Part):
         """The base networks as they are first built, each with random values of its own."""
         return [build() for _ in range(self.bases)]
 
-    def submodels(self, model: nn.Module, shape: ImageShape) -> Submodels | None:
+    def prepare(self, model: nn.Module, norm: Norm, shape: ImageShape) -> nn.Module:
+        """A base network as it is to be trained: a budget that needs more than the network given, such as exits on the
+        way, adds them here."""
+        return model
+
+    def submodels(self, model: nn.Module, shape: ImageShape) -> "Submodels | None":
         """The sub-networks of a model that clients of small capacity train; None: everybody trains all of it."""
         return None
 
@@ -424,8 +419,16 @@ class Budget(Part):
         """The slots of a round: a pure function of its arguments, so that a resumed run goes on with the same."""
         return [Slot(client) for client in cohort]
 
-    def serve(self, held: Tensors, width: float, submodels: Submodels | None = None) -> list[Tensors]:
-        """The networks whose mean answers at a width, out of the tensors of all bases, [B, ...]."""
+    def shares_statistics(self, giver: float, taker: float) -> bool:
+        """Whether the statistics of a client of capacity `giver` are right in the network of one of capacity `taker`:
+        not where a layer has other inputs in each."""
+        return True
+
+    def serve(
+        self, held: Tensors, width: float, submodels: "Submodels | None" = None, rounds: int = 0
+    ) -> list[Tensors]:
+        """The networks whose mean answers at a width, out of the tensors of all bases, [B, ...], after so many
+        rounds."""
         if width != 1:
             raise HardyError(
                 f"width {width} cannot be served: this run trained one network, so it must be 1. Methods split_mix, "
@@ -461,7 +464,7 @@ class RoundContext:
     """AT, ST or "", one for each client"""
     capacities: Sequence[float] = ()
     """share of the full width a client can train, one for each client"""
-    submodels: Submodels | None = None
+    submodels: "Submodels | None" = None
     """the sub-networks that clients train"""
     seed: int = 0
     """of the experiment: a rule that draws takes `random.stream(seed, round, ...)`"""
@@ -469,6 +472,19 @@ class RoundContext:
     """what training on the server's own rows gave, where it has some: one update a base"""
     passes: Callable[[int], float] = _one_pass
     """client -> how often its rows pass through its network in the round: examples seen / examples held"""
+
+    def held(self, client: int) -> Tensors:
+        """Which entries of the shared tensors a client trains in this round, true or false; one without: all."""
+        if self.submodels is None:
+            return {}
+        capacity = self.capacities[client]
+        if capacity not in self._held:
+            self._held[capacity] = self.submodels.held(capacity, self.round, self.shared)
+        return self._held[capacity]
+
+    @cached_property
+    def _held(self) -> dict[float, Tensors]:
+        return {}
 
 
 @kind("aggregator")
@@ -502,6 +518,11 @@ class Aggregator(Part):
     def fold(self, folded: Any, updates: Updates, context: RoundContext) -> Any:
         """Takes in more updates; `folded` is None at first."""
         return [*(folded or []), updates]
+
+    def merge(self, folded: Any, ranks: Ranks) -> Any:
+        """What all ranks have folded, where each has folded those of its own clients. Here updates are gathered; a
+        rule with a fold of its own overrides it: of a running sum it is `ranks.total(folded)`."""
+        return [updates for part in ranks.gather(folded or []) for updates in part] or None
 
     def finish(self, folded: Any, context: RoundContext, memory: Tensors) -> tuple[Tensors, Tensors]:
         """The next shared tensors and memory. A base keeps its value if the rule does not tolerate its updates."""

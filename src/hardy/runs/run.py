@@ -133,6 +133,13 @@ class Run:
             )
 
     @property
+    def local_measures(self) -> LocalMeasure:
+        """Who measures the clients of this machine: this process, or its workers too."""
+        if isinstance(self.measures, LocalMeasure):
+            return self.measures
+        return LocalMeasure(self.needs_local("an evaluation"))
+
+    @property
     def own(self) -> Tensors:
         """The clients' own tensors as far as they are on this machine, [C, B, ...]."""
         return {**self.state.reported, **self.engine.store}
@@ -165,6 +172,7 @@ class Run:
             self.own,
             statistics,
             reported=dict(self.state.reported),
+            rounds=self.state.round,
             domain=domain,
             images=images,
             branch=self.branches.predict,
@@ -180,6 +188,7 @@ class Run:
             self.engine.data,
             self.served,
             self._own_of(client),
+            rounds=self.state.round,
             client=client,
             width=width,
             robustness=robustness,
@@ -279,6 +288,7 @@ class Run:
             "classes": list(self.engine.data.classes),
             "parameters": parameters(plan.model),
             "engine": self.engine.name,
+            "workers": self.experiment.engine.workers,
             "device": _device_name(self.engine.device),
             "seed": self.experiment.seed,
             "lost": figures.lost,
