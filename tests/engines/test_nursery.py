@@ -1,10 +1,12 @@
 """Apps are forked from a process that has loaded everything, and are processes of their own."""
 
+import json
 import os
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -69,8 +71,6 @@ def order(nursery, words, environment, output):
 
 
 def test_an_app_has_its_own_words_environment_and_output(nursery, tmp_path):
-    import json
-
     said = []
     for number in range(2):
         with (tmp_path / str(number)).open("wb") as log:
@@ -105,6 +105,25 @@ def test_no_more_apps_run_at_once_than_may(tmp_path, monkeypatch):
         assert time.monotonic() - began >= 1.9  # the third and the fifth waited for another's end
     finally:
         made.stop()
+
+
+def test_apps_end_with_the_process_they_were_forked_from(tmp_path, monkeypatch):
+    slow = APP.replace("sys.exit(3)", "import time; time.sleep(600)")
+    monkeypatch.setattr(
+        "hardy.flower.nursery.start_process",
+        lambda command, environment, log=None: subprocess.Popen(
+            [sys.executable, "-c", slow, command[-1]], env=dict(environment), start_new_session=True
+        ),
+    )
+    made = Nursery(dict(os.environ))
+    with (tmp_path / "log").open("wb") as log:
+        order(made, [], {}, log.fileno())
+    until(lambda: (tmp_path / "log").read_text().count("\n") == 2)
+    app = json.loads((tmp_path / "log").read_text().splitlines()[0])[2]
+    made.process.kill()
+    made.process.wait()
+    until(lambda: not Path(f"/proc/{app}").exists() or " Z " in Path(f"/proc/{app}/stat").read_text())
+    made.stop()
 
 
 def test_a_bad_order_harms_nobody(nursery, tmp_path):

@@ -7,9 +7,11 @@ takes milliseconds; it is a process of its own as before, and it ends with its m
 only a process with one thread may be forked.
 """
 
+import ctypes
 import gc
 import json
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -112,6 +114,7 @@ def _become(arguments: list[str], environment: dict[str, str], output: int) -> N
     """In the fork: the app's process, from here to its end."""
     code = 1
     try:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with the process it was forked from
         os.setsid()
         os.dup2(output, 1)
         os.dup2(output, 2)
