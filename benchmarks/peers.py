@@ -54,16 +54,17 @@ class Contestant:
 
     @property
     def launcher(self) -> list[str]:
-        several = self.framework == "pfl" and self.processes > 1  # Flower starts its own workers
+        several = self.framework in ("pfl", "hardy") and self.processes > 1  # Flower starts its own workers
         return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.processes}"] if several else []
 
 
 def contestants(threads: int) -> list[Contestant]:
-    """Hardy's engines run in one process; pfl in one or on all cores; Flower always on all."""
+    """Hardy and pfl run in one process or on all cores; Flower always on all."""
     several = CORES // threads
     return [
         Contestant("bare", "", 1, threads),
         *(Contestant("hardy", engine, 1, threads) for engine in ("sequential", "vectorised", "auto")),
+        *(Contestant("hardy", engine, several, threads) for engine in ("sequential", "vectorised") if several > 1),
         *(Contestant("pfl", "", processes, threads) for processes in sorted({1, several})),
         Contestant("flower", "", several, threads),
     ]
@@ -124,13 +125,20 @@ def measure(contestant: Contestant, python: str, patience: float) -> dict[str, A
         if process.returncode or not out.exists():
             sys.exit(f"{contestant} ended with {process.returncode}:\n{log.read_text()[-3000:]}")
         found = json.loads(out.read_text())
-    laps = found.pop("laps")
+    laps, busy = found.pop("laps"), found.pop("busy")
     rounds = [after - before for before, after in pairwise(laps)]
     if (len(rounds), found["steps"]) != (work.WARM_UP + work.ROUNDS, len(rounds) * work.STEPS):
         sys.exit(f"{contestant} did other work: {len(rounds)} rounds of {work.STEPS} steps, counted {found['steps']}.")
     timed = rounds[work.WARM_UP :]
     # engines that start lazily pay in their first round, so it belongs to the start
-    return {"rounds": timed, "start": laps[1] - began - statistics.median(timed), "free_cores": free, **found}
+    return {
+        "rounds": timed,
+        "start": laps[1] - began - statistics.median(timed),
+        "free_cores": free,
+        "load": os.getloadavg()[0],
+        "busy": [b - a for a, b in pairwise(busy)][work.WARM_UP :],
+        **found,
+    }
 
 
 def sweep(folder: str) -> None:
@@ -151,10 +159,12 @@ def row(contestant: Contestant, runs: list[dict[str, Any]]) -> dict[str, Any]:
         "seconds_per_round": min(medians),
         "seconds_per_round_all_runs": statistics.median(seconds for run in runs for seconds in run["rounds"]),
         "median_of_each_run": medians,
+        "cpu_seconds_per_round": min(statistics.median(run["busy"]) for run in runs),
         "start_seconds": min(run["start"] for run in runs),
         "steps": [run["steps"] for run in runs],
         "loss": [run["loss"] for run in runs],
         "free_cores_before": [run["free_cores"] for run in runs],
+        "load_average": [run["load"] for run in runs],
     }
 
 
@@ -168,6 +178,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="result file (JSON)")
     parser.add_argument("--python-flower", default=sys.executable, help="interpreter with flwr[simulation]")
     parser.add_argument("--python-pfl", default=sys.executable, help="interpreter with pfl[pytorch]")
+    parser.add_argument("--only", nargs="*", help="frameworks to run, of bare, hardy, flower and pfl; all unless given")
     parser.add_argument("--threads", type=int, default=1, help="torch threads a process")
     parser.add_argument("--repeats", type=int, default=1 if work.SMOKE else 5)
     parser.add_argument(
@@ -183,7 +194,9 @@ def main() -> None:
         print(f"{name} skipped: {why}", file=sys.stderr)
 
     runs: dict[Contestant, list[dict[str, Any]]] = {
-        c: [] for c in contestants(given.threads) if c.framework not in lacking
+        c: []
+        for c in contestants(given.threads)
+        if c.framework not in lacking and c.framework in (given.only or python)
     }
     for repeat in range(given.repeats):
         for contestant, found in runs.items():
@@ -206,9 +219,13 @@ def main() -> None:
         "rows": rows,
     }
     given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print("| framework | processes x threads | s a round, quietest run | all runs | start, s |\n" + "|---" * 5 + "|")
+    words = (
+        "framework | processes x threads | s a round, quietest run | all runs | CPU s a round, one process | start, s"
+    )
+    print(f"| {words} |\n" + "|---" * 6 + "|")
     for r in sorted(rows, key=lambda r: r["seconds_per_round"]):
-        times = (f"{r['seconds_per_round']:.3f}", f"{r['seconds_per_round_all_runs']:.3f}", f"{r['start_seconds']:.1f}")
+        figures = ("seconds_per_round", "seconds_per_round_all_runs", "cpu_seconds_per_round")
+        times = (*(f"{r[figure]:.3f}" for figure in figures), f"{r['start_seconds']:.1f}")
         print("|", " | ".join((f"{r['framework']} {r['option']}", f"{r['processes']} x {r['threads']}", *times)), "|")
 
 

@@ -23,7 +23,7 @@ from typing import Any
 ROUNDS, COHORT = 20, 1000
 FEW, MANY = 10_000, 1_000_000
 KILLED_AFTER = 7
-EXCHANGES = ((10_000, 500), (100_000, 500), (100_000, 50))
+EXCHANGES = ((10_000, 500), (100_000, 500), (100_000, 100_000))
 """(clients, givers)"""
 
 
@@ -226,9 +226,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         found["fedbn"] = in_turn(folder)
+        chosen.out.write_text(json.dumps(found, indent=2) + "\n")
         found["fedbn"]["killed_and_resumed"] = killed(folder, found["fedbn"][str(MANY)]["digest"])
-        found["fedrbn"] = [fedrbn(folder, clients, g) for clients, g in EXCHANGES]
-    chosen.out.write_text(json.dumps(found, indent=2) + "\n")
+        found["fedrbn"] = []
+        for clients, givers in EXCHANGES:
+            found["fedrbn"].append(fedrbn(folder, clients, givers))
+            chosen.out.write_text(json.dumps(found, indent=2) + "\n")
     print(chosen.out.read_text())
 
 

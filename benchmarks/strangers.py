@@ -10,6 +10,7 @@ an error otherwise. `--smoke`: the first two of them.
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,7 +32,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-server, client = ServerApp(), ClientApp()
+server = ServerApp()
+client = ClientApp()
 
 
 @server.main()
@@ -62,8 +64,8 @@ def tried(command: list[str], place: Site, seconds: float, **more: str) -> dict[
         code, said = done.returncode, done.stdout + done.stderr
     except subprocess.TimeoutExpired as late:
         code, said = None, "".join(part.decode() for part in (late.stdout, late.stderr) if part)
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return {"exit": code, "said": [line[:300] for line in lines[-2:]]}
+    plain = re.sub(r"\x1b\[[0-9;]*m|[│╭╮╰╯─]+", " ", said)
+    return {"exit": code, "said": " ".join(plain.split())[-400:]}
 
 
 def strange_app(folder: Path, place: Site, marks: Path) -> Path:
@@ -99,7 +101,11 @@ def strangers(place: Site, work: Path) -> dict[str, Any]:
         ],
         "the site's stolen keys": [("joins as that node", stolen, {})],
         "keys of another authority": [
-            ("makes keys", [sys.executable, "-m", "hardy", "deploy", "certificates", str(another), "--hosts", "x"], {}),
+            (
+                "makes keys",
+                [sys.executable, "-m", "hardy", "deploy", "certificates", str(another), "--hosts", "x", "--nodes", "1"],
+                {},
+            ),
             ("joins as a node", [*stolen[:5], str(another / "node-0"), *stolen[6:]], {}),
         ],
     }

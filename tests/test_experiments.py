@@ -1,6 +1,7 @@
 """Every published experiment and every row of every table is read and bound as it stands; experiments begin to run."""
 
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from hardy.engines import EngineChoice
 from hardy.reproduce.definition import read_table, table_files
 from hardy.reproduce.records import configuration_hash
 from hardy.reproduce.row_runs import RowJob, row_experiment
+from hardy.reproduce.row_tuning import row_settings
 from hardy.runs.prepare import prepare
 
 FOLDER = Path(__file__).parents[1] / "experiments"
@@ -93,10 +95,12 @@ def test_an_experiment_is_read_and_bound(path, noise, without_engine):
 
 
 def experiments_of(table, *, quick):
-    """Row -> its experiment, of the rows that have runs of their own."""
+    """Row -> its experiment, of the rows that have runs of their own; of rows that are tuned, with their first setting:
+    they need not be tuned yet."""
     rows = [row for row in table.rows_of(quick=quick) if not table.rows[row].same] if not table.program else []
     job = RowJob(folder=FOLDER, table=table.path, row="", seed=0, out=Path("unused"), quick=quick)
-    return {row: row_experiment(table, RowJob(**{**vars(job), "row": row}))[0] for row in rows}
+    settings = {row: row_settings(table, row)[0] if table.tuning else None for row in rows}
+    return {row: row_experiment(table, replace(job, row=row, setting=settings[row]))[0] for row in rows}
 
 
 @pytest.mark.parametrize("table", TABLES, ids=NAMES)
@@ -133,6 +137,9 @@ SMALL = {
     "fbn/mini_dsgd": ["model.width=0.25"],
     "fedbn/digits": ["data.limit=200", "model.width=0.125", "training.batch=8"],
     "fedopt/mini_digits": ["model.width=0.25"],
+    "field/cifar10_attacks": ["data.limit=600", "data.split.alpha=1.0", "model.width=0.125", "training.batch=16"],
+    "field/mini_attacks": ["model.width=0.25"],
+    "field/svhn_attacks": ["data.limit=600", "data.split.alpha=1.0", "model.width=0.125", "training.batch=16"],
     "fedrbn/digits": ["data.limit=200", "model.width=0.125", "training.batch=8", "method.attack={name='pgd',steps=1}"],
     "fedrbn/mini": ["data.limit=40"],
     "fedrobust/cifar": ["data.clients=2", "data.limit=100", "model.width=0.125"],

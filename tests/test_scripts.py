@@ -26,6 +26,7 @@ SCRIPTS = {
 """arguments, and what must be a key of the result file, or stand in the picture or in what is printed"""
 SLOW = {
     "benchmarks/reliability.py": (["out.json", "--smoke"], "damaged_files"),
+    "benchmarks/distributed.py": (["out.json", "--smoke"], "runs"),
     "benchmarks/population.py": (["out.json", "--smoke"], "fedrbn"),
     "benchmarks/flower.py": (["out.json", "--smoke"], "rounds"),
     "benchmarks/flower.py --scale": (["out.json", "--smoke", "--scale"], "scale"),

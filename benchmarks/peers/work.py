@@ -1,6 +1,7 @@
 """The work every framework is given, with torch and numpy alone: sizes, data, network, and how a run reports."""
 
 import json
+import os
 import sys
 import time
 from functools import cache
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 
 SMOKE = "--smoke" in sys.argv
 CLIENTS, IMAGES, COHORT, BATCH, RATE = (4, 20, 2, 10, 0.1) if SMOKE else (50, 50, 10, 10, 0.1)
-WARM_UP, ROUNDS = (1, 2) if SMOKE else (2, 20)
+WARM_UP, ROUNDS = (1, 2) if SMOKE else (2, int(os.environ.get("PEERS_ROUNDS", "20")))
 STEPS = COHORT * IMAGES // BATCH
 """SGD steps a round: one local epoch of every client of the cohort"""
 
@@ -74,14 +75,17 @@ class Run:
     def __init__(self) -> None:
         self.out, self.option = Path(sys.argv[1]), sys.argv[2]
         self.laps: list[float] = []
+        self.busy: list[float] = []
+        """CPU seconds of this process so far, which other work on the machine adds little to"""
 
     def lap(self) -> None:
         self.laps.append(time.monotonic())
+        self.busy.append(time.process_time())
 
     def report(self, *, steps: int, model: nn.Module, packages: tuple[str, ...] = (), **more: Any) -> None:
         with torch.no_grad():
             x, y = tensors()
             loss = F.cross_entropy(model(x), y).item()
         versions = {name: version(name) for name in ("torch", *packages)}
-        found = {"laps": self.laps, "steps": steps, "loss": loss, "versions": versions, **more}
+        found = {"laps": self.laps, "busy": self.busy, "steps": steps, "loss": loss, "versions": versions, **more}
         self.out.write_text(json.dumps(found), encoding="utf-8")

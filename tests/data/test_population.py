@@ -9,6 +9,7 @@ import torch
 
 import hardy
 from conftest import everything
+from hardy.core import disk_store
 from hardy.core.federation import examples_of
 from hardy.core.server import Cohort
 from hardy.data import sources
@@ -127,7 +128,6 @@ def test_what_cannot_work_is_refused(options, said):
 
 def test_a_round_of_a_million_clients_makes_the_cohort_alone(monkeypatch):
     """Counted, not timed: clients that are made, and rows of tensors that are read and written."""
-    from hardy.core import disk_store
     from hardy.runs.prepare import prepare
 
     made, read = [], []
@@ -183,6 +183,25 @@ def test_a_population_is_resumed_with_the_same_bits(tmp_path):
     one, other = everything(whole), everything(again)
     assert all(torch.equal(value, other[name]) for name, value in one.items())
     assert whole.summary()["standard_accuracy"] == again.summary()["standard_accuracy"]
+
+
+def test_one_client_is_served_and_a_run_starts_from_another():
+    keys = {"population": {"clients": 20_000}, "cohort": {"clients": 8}, "evaluation": {"clients": 4}, **TINY}
+    keys |= {"method": "fedbn", "engine": {**TINY["engine"], "store": "disk"}}
+    run = hardy.fit(rounds=1, quiet=True, **keys)
+    (client, *_) = run.server.ask(0).cohort
+    x = torch.rand(2, 3, 28, 28)
+    assert not torch.equal(run.customise(client=client)(x), run.customise(client=19_999)(x))
+    with pytest.raises(HardyError, match="choose one"):
+        run.customise()
+    with pytest.raises(HardyError, match="looks at all clients"):
+        run.network_for_new_client("average")
+    few = {**keys, "population": {"clients": 50}, "cohort": {"clients": 50}, "engine": TINY["engine"]}
+    trained = hardy.fit(rounds=1, quiet=True, **few)
+    again = hardy.fit(rounds=1, quiet=True, init=trained, **keys)
+    assert isinstance(again.engine.store, disk_store.DiskStore)
+    mean = trained.engine.store["norm1.bias"].mean(0)
+    torch.testing.assert_close(again.engine.store.first["norm1.bias"], mean)
 
 
 def test_large_poisson_cohorts_are_as_large_as_they_should_be():

@@ -11,6 +11,7 @@ import ssl
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -228,6 +229,13 @@ def test_clocks_that_differ_are_refused(place, monkeypatch):
             check_connection(end, end.upstream)
 
 
+def test_an_answer_that_takes_its_time_is_no_wrong_clock():
+    """On a busy machine it may take more than the seconds by which clocks may differ."""
+    assert proxies.clock_difference(100.0, sent=80.0, came=120.0) == 0
+    assert proxies.clock_difference(100.0, sent=110.0, came=130.0) == 10
+    assert proxies.clock_difference(100.0, sent=70.0, came=90.0) == -10
+
+
 def test_flower_itself_listens_on_loopback_and_answers_one_account(place):
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.2", place.control), 5)  # any address but 127.0.0.1
@@ -363,3 +371,90 @@ def test_an_agreed_app_is_signed_and_another_is_emptied(place, tmp_path):
 
         other = GetRunResponse(run=Run(run_id=7, primary_task_type="flwr-agentapp")).SerializeToString()
         end.inspect(proxies.HttpRequest("/v1/fleet/get-run", {}, b"", asked.peer), proxies.HttpReply(200, {}, other))
+
+
+def pulled(place, messages):
+    """What the SuperLink would answer: nothing, until there is a message."""
+    from flwr.proto.fleet_pb2 import PullMessagesResponse
+
+    found = [Message(metadata=Metadata(message_id="m"))] if messages else []
+    return proxies.HttpReply(200, {}, PullMessagesResponse(messages_list=found).SerializeToString())
+
+
+def waiting(place, monkeypatch, there, secret=MINE):
+    """A node's question for messages, asked in a thread; when it was answered."""
+    from flwr.proto.fleet_pb2 import PullMessagesRequest
+
+    monkeypatch.setattr(ServerProxy, "forward", lambda self, question: pulled(place, there.is_set()))
+    body, answered = PullMessagesRequest(node=Node(node_id=77)).SerializeToString(), []
+
+    def asks():
+        status = ask(place, proxies.PULL, node_keys(place).context(), body, secret=secret)
+        answered.append((status, time.monotonic()))
+
+    thread = threading.Thread(target=asks, daemon=True)
+    thread.start()
+    return thread, answered
+
+
+def test_a_node_is_told_at_once_when_there_is_a_message(place, monkeypatch):
+    """Its question is held; whoever has sent a message rings."""
+    there, end = threading.Event(), place.proxies["superlink"]
+    thread, answered = waiting(place, monkeypatch, there)
+    thread.join(1.5)
+    assert thread.is_alive(), answered
+    there.set()
+    thread.join(0.5)
+    assert thread.is_alive()  # nobody has rung
+    proxies.ring(end.nodes, 78)
+    thread.join(0.5)
+    assert thread.is_alive()  # that was another's bell
+    rung = time.monotonic()
+    proxies.ring(end.nodes, 77)
+    thread.join(10)
+    ((status, when),) = answered
+    assert status == 200 and when - rung < 5
+
+
+def test_what_a_node_has_sent_is_heard(place, monkeypatch):
+    end, nodes = place.proxies["superlink"], place.folder / "server" / "nodes.json"
+    monkeypatch.setattr(ServerProxy, "forward", lambda self, question: proxies.HttpReply(answer, {}, b""))
+    monkeypatch.setitem(end._online, "0", 91)
+    for answer, heard in ((500, False), (200, True)):
+        assert ask(place, "/v1/fleet/push-object", node_keys(place).context()) == answer
+        assert bool(proxies.bell(nodes, "from-91")) is heard
+
+
+def test_a_question_is_not_held_for_good_nor_beside_a_newer_one(place, monkeypatch):
+    monkeypatch.setattr(proxies, "HOLD", 0.3)
+    thread, answered = waiting(place, monkeypatch, threading.Event())
+    thread.join(20)
+    assert answered[0][0] == 200
+    monkeypatch.setattr(proxies, "HOLD", 60.0)
+    first, answered = waiting(place, monkeypatch, threading.Event())
+    time.sleep(1)
+    monkeypatch.setattr(proxies, "HOLD", 0.3)
+    second, _ = waiting(place, monkeypatch, threading.Event())
+    first.join(20)
+    second.join(20)
+    assert answered[0][0] == 200  # a connection that is gone takes no message with it
+
+
+def test_strangers_questions_are_not_held(place, monkeypatch):
+    began = time.monotonic()
+    thread, answered = waiting(place, monkeypatch, threading.Event(), secret="x" * 64)
+    thread.join(20)
+    assert answered[0][0] == 403 and answered[0][1] - began < proxies.HOLD
+
+
+def test_connections_are_kept_and_made_anew_when_the_other_end_has_gone(place):
+    with nodes_end(place, node_keys(place)) as end:
+        question = proxies.HttpRequest(proxies.CLOCK, {}, b"", proxies.Peer(None, "", 1))
+        ports = []
+        for turn in range(4):
+            assert end.forward(question).status == 200
+            ports.append(end._own.connection.sock.getsockname()[1])
+            if turn == 1:
+                end._own.connection.sock.shutdown(socket.SHUT_RDWR)
+        end.hang_up()
+    assert ports[0] == ports[1] != ports[2] == ports[3]

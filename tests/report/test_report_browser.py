@@ -71,3 +71,12 @@ def test_nothing_is_wider_than_the_window(report, width):
     report.script("document.querySelectorAll('details').forEach((d) => d.setAttribute('open', ''))")
     cut = "return [...document.querySelectorAll('.sheet')].filter((s) => s.scrollWidth > s.clientWidth).length"
     assert report.script(cut) == 0
+
+
+def test_in_print_it_is_on_white_and_whole(report):
+    report.devtools("Emulation.setEmulatedMedia", media="print", features=[])
+    shown = "return getComputedStyle(document.querySelector(arguments[0])).display"
+    assert [report.script(shown, part) for part in (".filter", ".sections", "main")] == ["none", "none", "block"]
+    assert report.script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert report.script("return getComputedStyle(document.querySelector('.chart .c1')).printColorAdjust") == "exact"
+    report.devtools("Emulation.setEmulatedMedia", media="", features=[])

@@ -198,3 +198,31 @@ def test_mistakes_in_a_table_are_named(tmp_path):
     ):
         with pytest.raises(HardyError, match=words):
             table(folder=tmp_path, **options).check()
+
+
+def test_a_table_can_be_like_another_on_other_data(tmp_path):
+    (tmp_path / "one.toml").write_text("rounds = 3")
+    (tmp_path / "two.toml").write_text("rounds = 5")
+    (tmp_path / "base.toml").write_text(
+        'title = "base"\nexperiment = "one.toml"\nreduced = "small"\nagainst = "a"\n'
+        '[quick]\nset = ["rounds=1"]\n[overrides]\n"x" = ["seed=1"]\n"y" = ["seed=2"]\n'
+        '[rows]\n"a" = { set = ["@x"] }\n"b" = { set = ["@y"] }\n'
+    )
+    (tmp_path / "more.toml").write_text(
+        'title = "more"\nlike = "base"\nexperiment = "two.toml"\nnot_run = "GPU time"\n[overrides]\n"y" = ["seed=3"]\n'
+    )
+    (tmp_path / "most.toml").write_text('title = "most"\nlike = "more"\n')
+    more = read_table(tmp_path / "more.toml")
+    assert [more.overrides_of(row) for row in more.rows] == [["seed=1"], ["seed=3"]]
+    assert (more.title, more.known_rounds, more.against, more.reduced, more.quick) == ("more", 5, "a", "", None)
+    assert {path.stem for path in table_files(tmp_path.parent, tmp_path.name)} == {"base", "more", "most"}
+    with pytest.raises(HardyError, match="like another"):
+        read_table(tmp_path / "most.toml")
+
+
+@pytest.mark.parametrize("name", ["unlike_sizes", "equal_sizes"])
+def test_rules_and_sizes_can_be_run_on_real_data(name):
+    tables = {table.path: table for table in TABLES}
+    for data in ("cifar10", "digits"):
+        real = tables[f"hostile/{name}_{data}"]
+        assert list(real.rows) == list(tables[f"hostile/{name}"].rows) and data in real.experiment

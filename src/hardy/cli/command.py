@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from hardy.config import Experiment
 
 
+_ENGINE_OPTIONS = {"name": "engine", "device": "device", "workers": "workers"}
+"""key of [engine] -> option"""
+
+
 def _nothing(parser: ArgumentParser) -> None:
     pass
 
@@ -33,6 +37,10 @@ def experiment_arguments(parser: ArgumentParser) -> None:
 
 def device_option(parser: ArgumentParser) -> None:
     parser.add_argument("--device", help="auto, cpu or cuda")
+
+
+def workers_option(parser: ArgumentParser, words: str) -> None:
+    parser.add_argument("--workers", type=positive_count, metavar="N", help=words)
 
 
 def data_option(parser: ArgumentParser) -> None:
@@ -94,9 +102,9 @@ def free_folder(folder: Path) -> Path:
 
 
 def read_experiment(options: Any) -> "Experiment":
-    """The experiment with its overrides, and with --engine and --device where the command has them."""
+    """The experiment with its overrides, and with --engine, --device and --workers where the command has them."""
     from hardy import config
 
-    given = {"name": getattr(options, "engine", None), "device": getattr(options, "device", None)}
+    given = {key: getattr(options, word, None) for key, word in _ENGINE_OPTIONS.items()}
     chosen = [f"engine.{key}={json.dumps(value)}" for key, value in given.items() if value]
     return config.read(options.experiment, [*options.overrides, *chosen], imports=getattr(options, "imports", ()))

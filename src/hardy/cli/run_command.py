@@ -16,19 +16,23 @@ from hardy.cli.command import (
     read_experiment,
     seeds_option,
     tensorboard_option,
+    workers_option,
 )
 from hardy.errors import HardyError
 
 if TYPE_CHECKING:
     from hardy.config.arm_table import Arms
 
-ENGINE_NAMES = ("auto", "sequential", "vectorised", "flower")
+ENGINE_NAMES = ("auto", "sequential", "vectorised", "distributed", "flower")
 
 
 def _declare(parser: ArgumentParser) -> None:
     experiment_arguments(parser)
     parser.add_argument("--out", type=Path, help="run folder (default runs/NAME)")
-    parser.add_argument("--engine", choices=ENGINE_NAMES, help="flower: one process per client, see docs")
+    parser.add_argument(
+        "--engine", choices=ENGINE_NAMES, help="distributed: with --workers; flower: a process per client"
+    )
+    workers_option(parser, "processes that share the clients, with cores / N threads each (or start it by torchrun)")
     device_option(parser)
     seeds_option(parser)
     data_option(parser)
@@ -44,6 +48,7 @@ def _run(options: Any) -> None:
     from hardy.cli.tables import finish, finish_arms, finish_far, finish_seeds
     from hardy.runs.arms import start_arms
     from hardy.runs.seeds import start_seeds
+    from hardy.runs.workers import torchrun_ranks
 
     arms = _arms(options)
     if arms is not None:
@@ -52,6 +57,13 @@ def _run(options: Any) -> None:
     if options.tensorboard and tensorboard() not in chosen.callbacks:
         chosen = replace(chosen, callbacks=(*chosen.callbacks, tensorboard()))
     options.tensorboard = False  # from here on it is the experiment's
+    number, world = torchrun_ranks()
+    if world > 1 and (options.seeds > 1 or arms is not None):
+        what = "--seeds" if options.seeds > 1 else "an experiment with arms"
+        raise HardyError(f"{what} under torchrun would be several runs; start one at a time (--alone, seed=...).")
+    if number:  # the first rank writes and prints
+        hardy.fit(chosen, data_folder=options.data, quiet=True)
+        return
     out = options.out or free_folder(Path("runs") / chosen.name)
     if arms is not None:
         start_arms(chosen, arms, out, options.seeds)

@@ -18,6 +18,7 @@ from hardy.core import tensors
 from hardy.core.lengths import GROUPS, lengths, median_lengths, remembered_lengths, too_long, usual_lengths
 from hardy.core.messages import Answer, Slot, Updates, Work
 from hardy.core.partition import Role
+from hardy.core.ranks import ALONE, Ranks
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 
@@ -178,38 +179,39 @@ class Verdict(NamedTuple):
 class Gate:
     """The gate of one round. It knows how long replies usually are, and learns it from those it admits."""
 
-    def __init__(self, admission: Admission, work: Work, roles: Mapping[str, Role], history: Tensors) -> None:
-        self.admission, self.work, self.roles, self.history = admission, work, roles, history
+    def __init__(
+        self, admission: Admission, work: Work, roles: Mapping[str, Role], history: Tensors, ranks: Ranks = ALONE
+    ) -> None:
+        self.admission, self.work, self.roles, self.history, self.ranks = admission, work, roles, history, ranks
         self.usual = usual_lengths(history)
         self.taken: list[dict[str, float]] = []
         self.refused: list[dict[str, float]] = []
 
     def hold(self, arriving: Iterable[Updates]) -> Iterator[Updates]:
         """As they come. Where nothing is known of how long replies usually are, the first ones wait for each other and
-        are measured by their own median."""
-        held: list[Updates] | None = [] if not self.usual and self.admission.largest_ratio < float("inf") else None
-        for updates in arriving:
-            if held is None:
-                yield updates
-                continue
-            held.append(updates)
-            if sum(len(some.slots) for some in held) >= _ENOUGH:
-                self.usual = self.usual_of(held)
-                yield from held
-                held = None
-        if held:
-            self.usual = self.usual_of(held)
-            yield from held
+        are measured by their own median, that of all ranks' first ones."""
+        coming = iter(arriving)
+        if not self.usual and self.admission.largest_ratio < float("inf"):
+            first: list[Updates] = []
+            while sum(len(some.slots) for some in first) < _ENOUGH and (updates := next(coming, None)) is not None:
+                first.append(updates)
+            self.usual = self.usual_of(first)
+            yield from first
+        yield from coming
 
     def usual_of(self, updates: Sequence[Updates]) -> dict[str, float]:
         """The usual lengths, or, where nothing is known yet, those of some replies."""
         if self.usual or self.admission.largest_ratio == float("inf"):
             return self.usual
+        here = [
+            (group, each.tolist())
+            for some in updates
+            for group, each in lengths(some, self.work, self.roles).items()
+            if group != "near"
+        ]
         found: dict[str, list[float]] = {}
-        for some in updates:
-            for group, each in lengths(some, self.work, self.roles).items():
-                found.setdefault(group, []).extend(each.tolist())
-        found.pop("near", None)
+        for group, each in (one for part in self.ranks.gather(here) for one in part):
+            found.setdefault(group, []).extend(each)
         return median_lengths(found)
 
     def judge(self, updates: Updates) -> Verdict:

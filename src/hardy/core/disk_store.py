@@ -271,5 +271,14 @@ class DiskStore(ClientStore):
     def only(self, names: Collection[str]) -> "DiskStore":
         return self
 
+    def first_rows(self) -> Tensors:
+        return tensors.apply(lambda t: t[None], self.first)
+
+    def begun(self, first: Tensors) -> "DiskStore":
+        assert not self.end, "somebody took part already"
+        other = copy(self)
+        other.first = tensors.apply(lambda t: t[0].contiguous(), dict(sorted(first.items())))
+        return other
+
     def _number(self, slot: Slot) -> int:
         return slot.client * self.axes[1] + slot.base

@@ -76,7 +76,10 @@ class Updates:
 
     def where(self, keep: Tensor) -> "Updates":
         """Only the slots marked true."""
-        index = keep.nonzero().flatten()
+        return self.take(keep.nonzero().flatten())
+
+    def take(self, index: Tensor) -> "Updates":
+        """The slots at these places, in this order."""
         return replace(
             self,
             slots=[self.slots[i] for i in index.tolist()],

@@ -23,8 +23,22 @@ def call_model(model: nn.Module, tensors: Tensors, images: Tensor, *, key: Tenso
     """The logits of a model with these tensors; in training mode if there is a key."""
     set_mode(model, training=key is not None)
     with _drawing(model, key):
-        logits: Tensor = functional_call(model, tensors, (images,))
+        logits: Tensor = functional_call(model, tensors, (images,), tie_weights=_has_tied_tensors(model))
     return logits
+
+
+def _has_tied_tensors(model: nn.Module) -> bool:
+    """Whether two names of a model are one tensor. Looked up once: in each call it would take a twentieth of a small
+    step."""
+    known: bool | None = vars(model).get("tied_tensors")
+    if known is None:
+        named = (
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        )
+        known = len({id(tensor) for _, tensor in named}) < len(named)
+        vars(model)["tied_tensors"] = known
+    return known
 
 
 def set_mode(model: nn.Module, *, training: bool) -> None:

@@ -10,15 +10,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor, nn
-from torch.func import grad_and_value
 
 from hardy.core import tensors
 from hardy.core.account import Mechanism, Sampling
 from hardy.core.federation import Client, sorts_of
+from hardy.core.gradients import gradients
 from hardy.core.layers import Statistics
 from hardy.core.messages import Slot, Updates
 from hardy.core.net import Net
 from hardy.core.partition import Placement, Role, Tag
+from hardy.core.ranks import Ranks
 from hardy.core.tensors import ImageShape, Tensors
 from hardy.core.training import Training
 from hardy.errors import HardyError
@@ -270,7 +271,7 @@ class Objective(Part):
             return loss, (loss, here.buffers)
 
         wanted = (0, 1) if outer.has_adversary else (0,)
-        (gradient, *climbed), (_, (loss, buffers)) = grad_and_value(total, wanted, has_aux=True)(net.trained, private)
+        (gradient, *climbed), loss, buffers = gradients(total, (net.trained, private), wanted)
         return StepResult(gradient, climbed[0] if climbed else {}, buffers, loss)
 
     def step_adversary(self, private: Tensors, gradient: Tensors) -> None:
@@ -517,6 +518,11 @@ class Aggregator(Part):
     def fold(self, folded: Any, updates: Updates, context: RoundContext) -> Any:
         """Takes in more updates; `folded` is None at first."""
         return [*(folded or []), updates]
+
+    def merge(self, folded: Any, ranks: Ranks) -> Any:
+        """What all ranks have folded, where each has folded those of its own clients. Here updates are gathered; a
+        rule with a fold of its own overrides it: of a running sum it is `ranks.total(folded)`."""
+        return [updates for part in ranks.gather(folded or []) for updates in part] or None
 
     def finish(self, folded: Any, context: RoundContext, memory: Tensors) -> tuple[Tensors, Tensors]:
         """The next shared tensors and memory. A base keeps its value if the rule does not tolerate its updates."""

@@ -12,6 +12,7 @@ from hardy.core.admission import Admitted
 from hardy.core.messages import Slot, Updates
 from hardy.core.method import Plan
 from hardy.core.protocols import RoundContext
+from hardy.core.ranks import Ranks
 from hardy.core.store import ClientStore
 from hardy.core.tensors import Tensors
 
@@ -31,6 +32,10 @@ class TakenReplies:
             self.folded = self.plan.aggregator.fold(self.folded, updates, self.context)
             if updates.reported:
                 self.reporting.append(updates.only(()))
+
+    def merge(self, ranks: Ranks, reporting: list[Updates]) -> None:
+        """Takes in what the other ranks have taken in, of which `reporting` is known already."""
+        self.folded, self.reporting = self.plan.aggregator.merge(self.folded, ranks), reporting
 
     def copy(self) -> "TakenReplies":
         return replace(self, reporting=list(self.reporting))
@@ -64,6 +69,16 @@ class Tally:
             self.lengths[slot.client] = max(self.lengths.get(slot.client, 0.0), reply["length"])
         if self.held and admitted.updates.slots:
             self.replies.append(admitted.updates.only(self.held))
+
+    @property
+    def sums(self) -> tuple[float, float, int, dict[int, float]]:
+        return self.loss, self.weight, self.bytes_up, self.lengths
+
+    def merge(self, parts: Sequence[tuple[float, float, int, dict[int, float]]]) -> None:
+        """Takes the `sums` of all ranks in place of its own."""
+        losses, weights, sizes, lengths = zip(*parts, strict=True)
+        self.loss, self.weight, self.bytes_up = sum(losses), sum(weights), sum(sizes)
+        self.lengths = {client: length for part in lengths for client, length in part.items()}
 
     def refuse_all(self) -> dict[int, str]:
         """Nothing counts after all; client -> why."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from hardy.core.messages import Slot, Updates, Work
 from hardy.core.method import Plan
 from hardy.core.partition import Placement, Role
 from hardy.core.protocols import RoundContext, Setting, walk
+from hardy.core.ranks import ALONE, Ranks
 from hardy.core.replies import TakenReplies, Tally
 from hardy.core.state import ServerState
 from hardy.core.store import MakeStore, MemoryStore
@@ -154,6 +156,8 @@ class Server:
     """trains on the server's own rows, for a rule that compares clients with it"""
     drift: bool = False
     """measure how far the clients' weights lie apart; all replies are held until the round is over"""
+    ranks: Ranks = ALONE
+    """the processes that run the rounds together, each the clients it owns; all then have the same next state"""
     clock: Clock | None = None
     """how long clients take, and when they are online"""
 
@@ -162,14 +166,27 @@ class Server:
         context, asked = self.context(state.shared, state.round), self.ask(state.round)
         work, lost = self._work(state, asked, rate), dict(asked.lost)
         context = self._with_server_update(context, work)
-        gate = Gate(self.admission, work, context.roles, state.lengths)
+        ranks = ALONE if self._needs_all else self.ranks  # every rank then has all replies, and no more to learn
+        gate = Gate(self.admission, work, context.roles, state.lengths, ranks)
         tally, taken = self._tally(work), TakenReplies(self.plan, context)
         for updates in gate.hold(self._arriving(engine, work, lost, context, state.memory, gate)):
             admitted = gate.read(gate.judge(updates))
             lost |= admitted.refused
             tally.add(admitted)
             taken.add(admitted.updates)
+        if ranks.count > 1:
+            self._merge(ranks, lost, tally, taken, gate)
         return self._end(state, self._next(state, taken), asked, lost, tally, gate)
+
+    def _merge(self, ranks: Ranks, lost: dict[int, str], tally: Tally, taken: TakenReplies, gate: Gate) -> None:
+        """Brings together what each rank has of the round: figures of replies, and what the rule has folded."""
+        parts = ranks.gather((lost, tally.sums, gate.taken, gate.refused, taken.reporting))
+        everybodys, sums, admitted, refused, reporting = zip(*parts, strict=True)
+        for each in everybodys:
+            lost |= each
+        tally.merge(sums)
+        gate.taken, gate.refused = list(chain(*admitted)), list(chain(*refused))
+        taken.merge(ranks, list(chain(*reporting)))
 
     def check(self) -> list[str]:
         """Refuses what could not work, before anything is trained; returns warnings."""
@@ -307,6 +324,8 @@ class Server:
         """The replies that come in time. Where clients are hostile, all in one piece: a liar has seen what the others
         answer."""
         arriving = self._unpacked(engine, work, lost)
+        if self._needs_all and self.ranks.count > 1:
+            arriving = iter(self._of_all_ranks(list(arriving), work))
         hostile = self.faults.hostile_clients(self.seed, context.clients)
         if not hostile:
             return arriving
@@ -317,6 +336,19 @@ class Server:
             return self.plan.aggregator.finish(folded, context, memory)[0]
 
         return self.faults.tamper(list(arriving), work, hostile=hostile, roles=self._sent_roles, aggregate=aggregate)
+
+    @property
+    def _needs_all(self) -> bool:
+        """Whether a round begins with all replies in one place."""
+        return self.drift or bool(self.faults.hostile_clients(self.seed, len(self._examples)))
+
+    def _of_all_ranks(self, arrived: list[Updates], work: Work) -> list[Updates]:
+        """The replies of all clients, in the order of slots."""
+        if not (parts := list(chain(*self.ranks.gather(arrived)))):
+            return []
+        updates, place = Updates.join(parts), {slot: at for at, slot in enumerate(work.slots)}
+        order = sorted(range(len(updates.slots)), key=lambda at: place[updates.slots[at]])
+        return [updates.take(tensors.send(order, updates.loss.device))]
 
     def _unpacked(self, engine: Trains, work: Work, lost: dict[int, str]) -> Iterator[Updates]:
         """Answers from outside unpacked; `lost` gets those that cannot be."""

@@ -61,6 +61,14 @@ class ClientStore(Mapping[str, Tensor]):
         """A store of some of the tensors, or of more where that costs nothing."""
         raise NotImplementedError
 
+    def first_rows(self) -> Tensors:
+        """What clients begin with, [C, B, ...] or [1, B, ...] where it is the same for all."""
+        raise NotImplementedError
+
+    def begun(self, first: Tensors) -> "ClientStore":
+        """A store like this one with other such values, before anybody took part."""
+        raise NotImplementedError
+
     def place(self, folder: Path) -> None:
         """Told the folder that files of rows are to lie in, before anything is written."""
 
@@ -159,6 +167,12 @@ class MemoryStore(ClientStore):
 
     def only(self, names: Collection[str]) -> "MemoryStore":
         return MemoryStore({name: value for name, value in self.tensors.items() if name in names})
+
+    def first_rows(self) -> Tensors:
+        return dict(self.tensors)
+
+    def begun(self, first: Tensors) -> "MemoryStore":
+        return MemoryStore(first)
 
     def _where(self, slots: Sequence[Slot]) -> tuple[Tensor, ...]:
         device = next(iter(self.tensors.values())).device

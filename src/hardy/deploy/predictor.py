@@ -43,7 +43,8 @@ class Predictor(nn.Module):
         device: torch.device | str = "cpu",
         images: Callable[[int], Tensor] | None = None,
     ) -> None:
-        """`shared` are the server's tensors after so many rounds, [B, ...], and `own` the clients', [C, B, ...].
+        """`shared` are the server's tensors after so many rounds, [B, ...], and `own` the clients', [C, B, ...], or the
+        one's, [1, B, ...].
         Without a robustness the statistics of `branch` serve, by default the norm's. `images` gives a client's training
         images, for a norm that recomputes statistics."""
         super().__init__()
@@ -62,7 +63,7 @@ class Predictor(nn.Module):
         self.plan, self.shape, self.client, self.rounds = plan, data.shape, client, rounds
         self.branch, self.statistics = serving.chosen_branch(norm, branch), serving.call_statistics(norm)
         self._shared = tensors.apply(Tensor.cpu, {name: shared[name] for name in names if name in shared})
-        self._own = tensors.apply(lambda t: t[at : at + 1].cpu(), own)
+        self._own = tensors.apply(lambda t: (t if len(t) == 1 else t[at : at + 1]).cpu(), own)
         self._order, self._images = order, (lambda: [images(at)]) if images is not None else None
         self._known: dict[float, list[nn.Module]] = {}
         for known in plan.method.budget.widths:  # so that a change of width copies and builds nothing

@@ -20,6 +20,7 @@ from hardy.core.tensors import Tensors
 from hardy.core.training import Training
 from hardy.engines.base import Engine
 from hardy.engines.device_data import DeviceData, Precision
+from hardy.engines.process_group import TIMEOUT
 from hardy.engines.sequential import Sequential
 from hardy.engines.vectorised import Vectorised, vmap
 from hardy.errors import HardyError
@@ -82,8 +83,9 @@ def why_not_vectorised(plan: Plan, data: DeviceData) -> str:
 class EngineChoice:
     """`[engine]`: how and where the work is done."""
 
-    name: Literal["auto", "sequential", "vectorised", "flower"] = "auto"
-    """auto chooses by device, network and batch size: vectorised on a GPU and for small steps, else sequential"""
+    name: Literal["auto", "sequential", "vectorised", "distributed", "flower"] = "auto"
+    """auto chooses by device, network and batch size: vectorised on a GPU and for small steps, else sequential;
+    distributed is auto on several workers"""
     device: str = "auto"
     """auto, cpu or cuda (cuda:1, ...)"""
     precision: Precision = "tf32"
@@ -96,12 +98,29 @@ class EngineChoice:
     writes its cohort's. auto: on disk where there are more than 10,000 clients and they take more than 256 MiB"""
     kernels: bool = True
     """whether layers of many slots run by fused kernels on a GPU; false: by torch's own"""
+    workers: int = 1
+    """processes that share the clients, started here; under torchrun those that it has started"""
+    timeout: float = TIMEOUT
+    """seconds for which a worker waits for another one in a round, before the run ends"""
 
     def __post_init__(self) -> None:
         if self.lane is not None and self.lane < 1:
             raise HardyError(f"engine.lane is {self.lane}; it must be 1 or more, or absent.")
         if self.lane is not None and self.name not in ("auto", "vectorised"):
             raise HardyError(f"engine.lane is {self.lane}, but engine {self.name} has no lanes. Leave it out.")
+        if self.workers < 1:
+            raise HardyError(f"engine.workers is {self.workers}; it must be 1 or more.")
+        if self.workers > 1 and self.name == "flower":
+            raise HardyError(
+                f"engine.workers is {self.workers}, but engine flower has a process for each client. Leave it out."
+            )
+        if self.workers > 1 and self.store == "disk":
+            raise HardyError(
+                f"engine.store is disk, but with {self.workers} workers (engine.workers) each holds those of its own "
+                "clients in memory. Leave one of them out."
+            )
+        if not self.timeout > 0:
+            raise HardyError(f"engine.timeout is {self.timeout:g}; it must be above 0 seconds.")
         if self.store == "disk" and self.name == "flower":
             raise HardyError("engine.store is disk, but engine flower leaves clients their tensors. Leave it out.")
         if not self.kernels and (self.name not in ("auto", "vectorised") or self.device == "cpu"):
@@ -112,7 +131,7 @@ class EngineChoice:
 
     def make_store(self, first: Tensors, clients: int) -> ClientStore:
         """What holds tensors that so many clients have of their own, with first values [B, ...]."""
-        large = clients > _MANY and clients * tensors.count_bytes(first) > _MUCH
+        large = self.workers == 1 and clients > _MANY and clients * tensors.count_bytes(first) > _MUCH
         if first and (self.store == "disk" or (self.store == "auto" and large)):
             return DiskStore(first, clients)
         return MemoryStore.filled(first, clients)
@@ -137,7 +156,7 @@ class EngineChoice:
         """The engine asked for, or the one the rule chooses."""
         if self.name == "flower":
             raise HardyError("engine flower needs a network: `hardy run --engine flower`, or see docs/flower.md.")
-        kind = choose(plan, data, training) if self.name == "auto" else ENGINES[self.name]
+        kind = ENGINES.get(self.name) or choose(plan, data, training)
         if plan.synchronised and (kind is not Vectorised or self.lane is not None):
             raise HardyError(
                 f"norm {name_part(plan.method.norm)!r} needs all clients of a step in one call, but engine.name is "

@@ -35,16 +35,17 @@ class Engine:
         seed: int,
         lane: int | None = None,
         kernels: bool = True,
-        first: int = 0,
+        numbers: Sequence[int] | None = None,
         stores: MakeStore = MemoryStore.filled,
     ) -> None:
         self.plan, self.device_data, self.training, self.seed, self.lane = plan, device_data, training, seed, lane
         self.kernels = kernels
         """whether fused ones are used where there are any"""
-        self.first = first
-        """number of its first client in the whole federation: a node of a network holds one client of many"""
         self.device, self.dtype = device_data.device, device_data.dtype
         data = self.data = device_data.federation
+        self.numbers = range(len(data.clients)) if numbers is None else numbers
+        """of its clients in the whole federation, from which all randomness comes: a node of a network holds one client
+        of many, a rank some"""
         plan.model.to(self.device, self.dtype)  # for its constants; tensors that train are passed in
         self.train_rows: Sequence[Rows] = each_of(data.clients, attrgetter("train"))
         if plan.method.pooled:
@@ -99,12 +100,12 @@ class Engine:
 
     def batches(self, round_number: int, client: int) -> list[Rows]:
         """The rows of a client's local steps; the same for every base it trains."""
-        rng = random.stream(self.seed, round_number, self.first + client, "batches")
+        rng = random.stream(self.seed, round_number, self.numbers[client], "batches")
         return self.training.batches(self.train_rows[client], rng, round_number)
 
     def numbered(self, slots: Sequence[Slot]) -> list[Slot]:
-        """The slots by their clients' numbers in the whole federation, from which all randomness comes."""
-        return [Slot(self.first + slot.client, slot.base) for slot in slots] if self.first else list(slots)
+        """The slots by their clients' numbers in the whole federation."""
+        return [Slot(self.numbers[slot.client], slot.base) for slot in slots]
 
     def account(self, line: dict[str, Any]) -> dict[str, Any]:
         """What a network has to add to a round's line."""

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hardy.core.box import inputs
-from hardy.core.federation import Federation
+from hardy.core.federation import Federation, Rows
 from hardy.data.augmentation import Augmentation
 
 Precision = Literal["float32", "tf32", "float64", "bfloat16"]
@@ -37,9 +39,23 @@ class DeviceData:
             "test": torch.from_numpy(data.y_test).to(device),
         }
 
+        self.places: dict[str, Tensor] = {}
+        """part -> where each row lies, where only some are held; one that is not has a place beyond the end"""
+
+    def only(self, *, train: Rows, test: Rows) -> "DeviceData":
+        """The same with these rows alone."""
+        part = copy(self)
+        part.x, part.places = {}, {}
+        for name, rows in (("train", train), ("test", test)):
+            chosen, places = torch.from_numpy(rows), np.full(len(self.x[name]), len(rows))
+            places[rows] = np.arange(len(rows))
+            part.x[name] = self.x[name][chosen.to(self.device)]
+            part.places[name] = torch.from_numpy(places).to(self.device)
+        return part
+
     def images(self, part: str, rows: Tensor) -> Tensor:
         """Images in [0, 1], or feature vectors, as networks take them."""
-        held = self.x[part][rows]
+        held = self.x[part][self.places[part][rows] if self.places else rows]
         return held.to(self.dtype).div_(255.0) if held.dtype is torch.uint8 else held.to(self.dtype)
 
     @contextmanager

@@ -7,7 +7,8 @@ whether it was attacked. With a robustness λ, both take the mix of the branches
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from hardy.core.federation import Client, Federation, Rows
 from hardy.core.messages import Slot
 from hardy.core.metric import Metric
 from hardy.core.net import Mixture
+from hardy.core.ranks import ALONE, Ranks
 from hardy.core.state import ServerState
 from hardy.core.tensors import Tensors
 from hardy.engines.base import Engine
@@ -48,24 +50,15 @@ class ServedClients:
         *,
         width: float = 1.0,
         order: Sequence[int] | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.engine = engine
+        """`ranks` share the calls where all clients have one network: each then has the images of all."""
+        self.engine, self.ranks = engine, ranks
         self.attack, self.predict = serving.chosen_branches(engine.plan.method.norm, branches)
         self.robustness = branches.robustness
         self.images = "test" if part in ("test", "triggered") else "train"
         data = engine.data
-        own = client_tensors(engine, state)
-        shared = engine.plan.aggregator.served(state.shared, state.memory)
-        self.served = serving.serve(
-            engine.plan,
-            shared,
-            own,
-            rounds=state.round,
-            width=width,
-            order=order,
-            images=partial(_everybodys_images, engine),
-        )
-        self.common, self.own = self.served.common, self.served.own
+        self._serve = partial(_served, engine, state, width=width, order=order)
         self.together = engine.plan.method.norm.inference_statistics == "batch"
         """whether a client's rows are normalised by each other"""
         self.rows = [getattr(client, part)[:limit] for client in data.profiles]
@@ -73,6 +66,18 @@ class ServedClients:
             self.rows = [rows if len(rows) > 1 else rows[:0] for rows in self.rows]
         labels = torch.from_numpy(engine.data.y_test if self.images == "test" else engine.data.y_train)
         self.labels = [labels[torch.from_numpy(rows)] for rows in self.rows]
+
+    @cached_property
+    def served(self) -> serving.Served:
+        return self._serve()
+
+    @property
+    def common(self) -> list[Tensors]:
+        return self.served.common
+
+    @property
+    def own(self) -> list[Tensors]:
+        return self.served.own
 
     def network(self, common: Sequence[Tensors], own: Sequence[Tensors]) -> Mixture:
         """The network of one client's tensors, one entry per base."""
@@ -125,34 +130,38 @@ class ServedClients:
             return logits(self.network(common, own), x, y, key)
 
         longest = max(len(r) for r in rows)
-        padded = torch.zeros(len(rows), longest, dtype=torch.int64)
+        filler = next((int(r[0]) for r in rows if len(r)), 0)  # a rank does not hold every row
+        padded = torch.full((len(rows), longest), filler)
         for i, r in enumerate(rows):
             padded[i, : len(r)] = torch.from_numpy(r)
         padded = padded.to(engine.device)
         who = torch.tensor(clients, device=engine.device)
         own = [tensors.gather(base, who) for base in self.own]
-        numbers = torch.tensor([engine.data.measured[client] for client in clients], device=engine.device)
+        numbers = torch.tensor(
+            [engine.numbers[engine.data.measured[client]] for client in clients], device=engine.device
+        )
         keys = random.fold(key.to(engine.device), numbers)
         width = max(1, longest if whole else min(longest, points))
         lane = max(1, points // width)
-        found = torch.empty(*padded.shape, 0)
-        for first in range(0, len(rows), lane):
+        found: Tensor | None = None
+        calls = product(range(0, len(rows), lane), range(0, longest, width))
+        for first, start in islice(calls, self.ranks.number, None, self.ranks.count):
             group = slice(first, first + lane)
-            for start in range(0, longest, width):
-                index = padded[group, start : start + width]
-                x, y = engine.device_data.images(self.images, index), engine.device_data.y[self.images][index]
-                came = engine.map(
-                    answer,
-                    self.common,
-                    [tensors.gather(base, group) for base in own],
-                    x,
-                    y,
-                    random.fold(keys[group], start),
-                )
-                if not found.shape[-1]:
-                    found = came.new_zeros(*padded.shape, came.shape[-1])
-                found[group, start : start + width] = came
-        table = found.cpu()
+            index = padded[group, start : start + width]
+            x, y = engine.device_data.images(self.images, index), engine.device_data.y[self.images][index]
+            came = engine.map(
+                answer,
+                self.common,
+                [tensors.gather(base, group) for base in own],
+                x,
+                y,
+                random.fold(keys[group], start),
+            )
+            if found is None:
+                found = came.new_zeros(*padded.shape, came.shape[-1])
+            found[group, start : start + width] = came
+        found = self.ranks.total(found)
+        table = torch.empty(*padded.shape, 0) if found is None else found.cpu()
         return [table[i, : len(r)] for i, r in enumerate(rows)]
 
     def predicting(self, net: Mixture) -> Forward:
@@ -215,6 +224,14 @@ class ServedClients:
         return [measured(metric, logits, y) for logits, y in zip(answers, self.labels, strict=True)]
 
 
+def _served(engine: Engine, state: ServerState, *, width: float, order: Sequence[int] | None) -> serving.Served:
+    """The networks of an engine's clients."""
+    own = client_tensors(engine, state)
+    shared = engine.plan.aggregator.served(state.shared, state.memory)
+    images = partial(_everybodys_images, engine)
+    return serving.serve(engine.plan, shared, own, rounds=state.round, width=width, order=order, images=images)
+
+
 def client_tensors(engine: Engine, state: ServerState) -> Tensors:
     """The measured clients' own tensors, [C, B, ...]."""
     data, bases = engine.data, engine.plan.method.budget.bases
@@ -266,6 +283,18 @@ class LocalMeasure:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
+    def served(
+        self,
+        state: ServerState,
+        part: DataPart,
+        branches: Branches,
+        limit: int | None = None,
+        *,
+        width: float = 1.0,
+        order: Sequence[int] | None = None,
+    ) -> ServedClients:
+        return ServedClients(self.engine, state, part, branches, limit, width=width, order=order)
+
     def measure(self, state: ServerState, asked: Sequence[Question], branches: Branches) -> list[list[float | None]]:
         """A figure of each client for each question; None: it has no such rows."""
         served: dict[DataPart, ServedClients] = {}
@@ -273,7 +302,7 @@ class LocalMeasure:
         attacks = {threat: parse_threat(threat) if threat else None for _, threat, _ in asked}
         for part, threat, _ in asked:
             if part not in served:
-                served[part] = ServedClients(self.engine, state, part, branches)
+                served[part] = self.served(state, part, branches)
                 found[part, None] = served[part].answers()
             chosen = attacks[threat]
             if chosen and (part, chosen.attack) not in found:
@@ -288,16 +317,17 @@ class LocalMeasure:
         return answers
 
 
-def order_of_bases(engine: Engine, state: ServerState, branch: str | None = None) -> list[int] | None:
-    """The bases by their validation accuracy, the best first, where the budget asks for it (Algorithm 1, line 9)."""
-    budget = engine.plan.method.budget
+def order_of_bases(
+    engine: Engine, state: ServerState, branch: str | None = None, measures: LocalMeasure | None = None
+) -> list[int] | None:
+    """The bases by their validation accuracy, the best first, where the budget asks for it (Algorithm 1, line 9).
+    `measures`: who asks the clients' networks."""
+    budget, measures = engine.plan.method.budget, measures or LocalMeasure(engine)
     if not budget.best_first:
         return None
     alone = []
     for base in range(budget.bases):
-        served = ServedClients(
-            engine, state, "validation", Branches(predict=branch), width=budget.widths[0], order=[base]
-        )
+        served = measures.served(state, "validation", Branches(predict=branch), width=budget.widths[0], order=[base])
         alone.append(summarise(served.standing(), engine.data.profiles)["mean"] or 0.0)
     return sorted(range(budget.bases), key=lambda base: -alone[base])
 

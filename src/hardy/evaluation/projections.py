@@ -38,9 +38,9 @@ def placed(points: Tensor, marks: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
     return {"points": [[*at, *mark] for at, mark in zip(places, kept, strict=True)], "left_out": left_out}
 
 
-def norms(plan: Plan, own: Tensors) -> list[dict[str, Any]]:
+def norms(plan: Plan, own: Tensors, numbers: Sequence[int]) -> list[dict[str, Any]]:
     """Mean and variance of every client and branch, in the first and the last norm layer that clients keep; `own` are
-    the clients' tensors, [C, B, ...]."""
+    the tensors, [C, B, ...], of the clients with these numbers."""
     found = []
     layers = [
         path
@@ -54,9 +54,9 @@ def norms(plan: Plan, own: Tensors) -> list[dict[str, Any]]:
             mean, var = (own.get(f"{path}.{branch}.{word}") for word in ("mean", "var"))
             if mean is None or var is None:
                 continue  # one branch may be the server's
-            for client in range(len(mean)):
-                if mean[client, 0].any():  # still at its start: nobody has trained it
-                    rows.append(torch.cat([mean[client, 0], var[client, 0]]))
+            for at, client in enumerate(numbers):
+                if mean[at, 0].any():  # still at its start: nobody has trained it
+                    rows.append(torch.cat([mean[at, 0], var[at, 0]]))
                     marks.append((client, branch))
         if len(rows) > 1:
             found.append({"layer": path, **placed(torch.stack(rows), marks)})

@@ -133,7 +133,7 @@ def certified_figures(
     served: ServedClients, smoothing: Smoothing, chosen: Sequence[Tensor], counted: Sequence[Tensor], round_number: int
 ) -> dict[str, Any]:
     """Lines 1 to 4 for every row, as figures of the clients, from the votes of n0 and of n copies."""
-    clients, images = served.engine.data.clients, [len(rows) for rows in served.rows]
+    clients, images = served.engine.data.profiles, [len(rows) for rows in served.rows]
     radii: list[Tensor] = []
     abstained: list[float | None] = []
     for first, votes, labels in zip(chosen, counted, served.labels, strict=True):

@@ -88,7 +88,7 @@ class Node:
             DeviceData(data, device, chosen.engine.precision, chosen.data.augmentation),
             chosen.training,
             seed=chosen.seed,
-            first=self.number,
+            numbers=[self.number],
         )
         client = data.clients[0]
         self.profile = Profile(

@@ -10,7 +10,6 @@ only a process with one thread may be forked.
 import gc
 import json
 import os
-import signal
 import socket
 import sys
 import tempfile
@@ -22,6 +21,8 @@ from typing import IO
 
 from hardy.flower.processes import start_process, stop_process
 
+AT_ONCE = 4 * (os.cpu_count() or 1)
+"""apps of one machine that run at a time; orders beyond that wait, so that fifty nodes do not starve Flower"""
 _LARGEST = 2**22
 """bytes of one order: arguments and an environment"""
 
@@ -44,6 +45,7 @@ class Nursery:
             socket.send_fds(line, [b"\0"], [output])
             line.sendall(json.dumps([list(arguments), dict(environment)]).encode())
             line.shutdown(socket.SHUT_WR)
+            line.settimeout(None)  # others may be first
             if line.recv(1) != b"\1":
                 raise ConnectionError("the process that starts apps has refused an order")
 
@@ -55,20 +57,33 @@ class Nursery:
 def fork_apps(path: str) -> None:
     """Forks for every order, until it is killed or whoever made the folder has removed it."""
     _load()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+    running = 0
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(path)
         door.listen(128)
         while True:
+            running -= _ended(running, wait=running >= AT_ONCE)
             with suppress(OSError, ValueError), door.accept()[0] as line:
                 line.settimeout(10)
-                _, (output, *_more), _, _ = socket.recv_fds(line, 1, 1)
-                arguments, environment = json.loads(_all(line))
-                if os.fork() == 0:
-                    door.close()
-                    _become(arguments, environment, output)
-                os.close(output)
-                line.sendall(b"\1")
+                output = socket.recv_fds(line, 1, 1)[1]
+                try:
+                    (place,), (arguments, environment) = output, json.loads(_all(line))
+                    if os.fork() == 0:
+                        door.close()
+                        _become(arguments, environment, place)
+                    running += 1
+                    line.sendall(b"\1")
+                finally:
+                    for handle in output:
+                        os.close(handle)
+
+
+def _ended(running: int, *, wait: bool) -> int:
+    """How many apps have ended since the last look; waits for one if asked to."""
+    found = 0
+    while found < running and os.waitpid(-1, 0 if wait and not found else os.WNOHANG)[0]:
+        found += 1
+    return found
 
 
 def _all(line: socket.socket) -> bytes:
@@ -97,7 +112,6 @@ def _become(arguments: list[str], environment: dict[str, str], output: int) -> N
     """In the fork: the app's process, from here to its end."""
     code = 1
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
         os.dup2(output, 1)
         os.dup2(output, 2)

@@ -291,6 +291,9 @@ class ServerProxy(Proxy):
                 self._online[str(number)] = _parse(ActivateNodeResponse, reply.body).node_id
                 write_atomic(self.nodes, json.dumps(self._online).encode())
             _LOG.info("node-%d is online from %s", number, question.peer.address)
+        if question.path in ("/v1/fleet/push-messages", "/v1/fleet/push-object") and reply.status == 200:
+            node = self._online.get(str(self._number(question.peer)), 0)
+            ring(self.nodes, f"from-{node}")  # the run looks for a reply only then
         return reply
 
 
@@ -354,15 +357,17 @@ class NodeProxy(Proxy):
         return http.client.HTTPSConnection(*self.upstream, timeout=120, context=self._tls)
 
     def clock(self) -> float:
-        """Seconds by which this machine's clock is ahead of the server's; Refused if the server does not let us in."""
-        began = time.time()
+        """Seconds by which this machine's clock is ahead of the server's, at least: the answer may have been on its way
+        for as long as we waited. Refused if the server does not let us in."""
         with contextlib.closing(self.connect()) as connection:
+            connection.connect()
+            began = time.time()
             connection.request("POST", CLOCK, b"", dict(self.shown))
             came = connection.getresponse()
             said = came.read()
         if came.status != 200:
             raise Refused(said.decode("utf-8", "replace"))
-        return (began + time.time()) / 2 - float(said)
+        return clock_difference(float(said), began, time.time())
 
     def refused(self, why: str) -> None:
         super().refused(why)
@@ -406,22 +411,22 @@ class NodeProxy(Proxy):
         return bytes(found.SerializeToString())
 
 
-def bell(nodes: Path, node: int) -> int:
-    """When somebody last rang for a node; 0: nobody has."""
+def bell(nodes: Path, node: int | str) -> int:
+    """When somebody last rang for a node, or it has (`from-N`); 0: nobody has."""
     try:
         return bell_file(nodes, node).stat().st_mtime_ns
     except OSError:
         return 0
 
 
-def ring(nodes: Path, node: int) -> None:
-    """Says that there is a message for a node."""
+def ring(nodes: Path, node: int | str) -> None:
+    """Says that there is a message for a node, or from it."""
     place = bell_file(nodes, node)
     place.parent.mkdir(mode=0o700, exist_ok=True)
     place.touch()
 
 
-def bell_file(nodes: Path, node: int) -> Path:
+def bell_file(nodes: Path, node: int | str) -> Path:
     """An empty file beside the server's list of nodes."""
     return nodes.with_name("bells") / str(node)
 
@@ -431,6 +436,15 @@ def _node_of(kind: Any, body: bytes) -> int:
         return int(_parse(kind, body).node.node_id)
     except Refused:
         return 0
+
+
+def clock_difference(there: float, sent: float, came: float) -> float:
+    """By how much a clock is ahead of another one, at least, which was read at some time between two of its own.
+
+    >>> clock_difference(100.0, 110.0, 112.0), clock_difference(100.0, 95.0, 111.0), clock_difference(100.0, 80.0, 90.0)
+    (10.0, 0.0, -10.0)
+    """
+    return max(sent - there, 0.0) + min(came - there, 0.0)
 
 
 def _sha256(content: bytes) -> str:

@@ -76,7 +76,11 @@ def dbfat(
     norm: Norm = batch(),
     optimiser: Optimiser = sgd(),
 ) -> Method:
-    """FedAvg of clients that weigh attacked images by their distance to the boundary; spread is a, strength β."""
+    """FedAvg of clients that weigh attacked images by their distance to the boundary.
+
+    spread: a, what an image that withstood the whole attack counts less
+    strength: β, weight of the divergence from the averaged network
+    """
     aware = boundary_aware(inner=adversarial(attack=attack, mix=1.0), spread=spread, strength=strength)
     return fedavg(norm=norm, objective=where_affordable(aware), optimiser=optimiser).replace(name="dbfat")
 

@@ -29,7 +29,7 @@ def fedgkd(
 ) -> Method:
     """FedAvg whose clients also learn from the network they were sent.
 
-    strength: γ, weight of the network that was sent
+    strength: γ, weight of the teacher; the divergence counts γ/2
     temperature: T, by which both logits are divided
     """
     taught = distilled(inner=objective, strength=strength / 2, temperature=temperature)

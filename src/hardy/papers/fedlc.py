@@ -29,7 +29,7 @@ class MarginCalibrated(Calibrated):
     """Takes τ n^(−1/4) from the logits, by the client's rows of each class."""
 
     strength: float = 1.0
-    """τ, what margins are multiplied by"""
+    """τ, how strong the margins are"""
     least: float = 1e-8
     """rows that an absent class counts as, so that its margin is finite"""
 
@@ -55,7 +55,10 @@ def fedlc(
     objective: Objective = cross_entropy(),
     optimiser: Optimiser = sgd(),
 ) -> Method:
-    """FedAvg on logits with label margins; strength is τ."""
+    """FedAvg on logits with label margins.
+
+    strength: τ, how strong the margins are
+    """
     calibrated = margin_calibrated(inner=objective, strength=strength)
     return fedavg(norm=norm, objective=calibrated, optimiser=optimiser).replace(name="fedlc")
 

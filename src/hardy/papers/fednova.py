@@ -18,6 +18,7 @@ from hardy.core.messages import Updates
 from hardy.core.method import Method
 from hardy.core.partition import Placement, Role, Tag
 from hardy.core.protocols import Aggregator, Norm, Objective, Optimiser, RoundContext, Setting
+from hardy.core.ranks import Ranks
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.parts.aggregators.base import by_role
@@ -62,6 +63,9 @@ class NormalisedMean(Aggregator):
         if folded is None:
             return sums, change
         return [a + b for a, b in zip(folded[0], sums, strict=True)], {n: folded[1][n] + d for n, d in change.items()}
+
+    def merge(self, folded: Any, ranks: Ranks) -> Any:
+        return ranks.total(folded)
 
     def finish(self, folded: Any, context: RoundContext, memory: Tensors) -> tuple[Tensors, Tensors]:
         if folded is None:

@@ -66,8 +66,9 @@ def fedgairat(
     norm: Norm = batch(),
     optimiser: Optimiser = sgd(),
 ) -> Method:
-    """FedAvg of clients that weigh attacked images by how many steps they withstood; shift is λ.
+    """FedAvg of clients that weigh attacked images by how many steps they withstood.
 
+    shift: λ; the larger, the more alike the weights
     warm_up: rounds before it begins
     """
     weighted = geometry_aware(inner=adversarial(attack=attack, mix=1.0), shift=shift, warm_up=warm_up)

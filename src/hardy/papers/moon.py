@@ -87,7 +87,11 @@ def moon(
     objective: Objective = cross_entropy(),
     optimiser: Optimiser = sgd(),
 ) -> Method:
-    """FedAvg with the model-contrastive loss; strength is μ, temperature T."""
+    """FedAvg with the model-contrastive loss.
+
+    strength: μ, weight of the contrastive loss
+    temperature: T, by which likenesses are divided
+    """
     contrasted = contrastive(inner=objective, strength=strength, temperature=temperature)
     return fedavg(norm=norm, objective=contrasted, optimiser=optimiser).replace(name="moon")
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from hardy.core.messages import Updates
 from hardy.core.method import Method
 from hardy.core.protocols import Aggregator, Norm, Objective, Optimiser, Outcome, RoundContext, Setting
+from hardy.core.ranks import Ranks
 from hardy.core.tensors import Tensors, expand_trailing
 from hardy.errors import HardyError
 from hardy.parts.aggregators.base import by_role, mean
@@ -78,6 +79,9 @@ class ControlMean(Aggregator):
             n: moved[n].index_add(0, updates.bases, value - context.shared[n][updates.bases])
             for n, value in updates.shared.items()
         }
+
+    def merge(self, folded: Any, ranks: Ranks) -> Any:
+        return ranks.total(folded)
 
     def finish(self, folded: Any, context: RoundContext, memory: Tensors) -> tuple[Tensors, Tensors]:
         return {n: c + (folded[n] / context.clients if folded else 0) for n, c in context.shared.items()}, memory

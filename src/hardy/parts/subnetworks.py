@@ -31,6 +31,7 @@ from hardy.core.protocols import (
     Wrapper,
     name_part,
 )
+from hardy.core.ranks import Ranks
 from hardy.core.submodels import Submodels
 from hardy.core.tensors import ImageShape, Tensors
 from hardy.errors import HardyError, unknown
@@ -305,6 +306,9 @@ class HeldMean(Aggregator):
                     added, counted = (t.where(held[name], 0.0) for t in (added, counted))
                 total[name], weight[name] = total[name] + added, weight[name] + counted
         return total, weight, largest_counters(counters, updates)
+
+    def merge(self, folded: Any, ranks: Ranks) -> Any:
+        return ranks.total(folded)
 
     def finish(self, folded: Any, context: RoundContext, memory: Tensors) -> tuple[Tensors, Tensors]:
         if folded is None:

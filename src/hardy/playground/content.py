@@ -42,6 +42,7 @@ def content_of(folders: Sequence[Path], *, data_folder: Path | None = None) -> t
     runs = [_loaded(folder, data_folder) for folder in folders]
     for run in runs:
         run.needs_local("the playground")
+        run.needs_everyone("the playground")
     first = runs[0].engine.data
     for folder, run in zip(folders, runs, strict=True):
         other = run.engine.data

@@ -112,7 +112,7 @@ def draw_advice(choices: list[MeasuredChoice]) -> str:
     y = 56.0
     for group in groups:
         y += _HEAD
-        body.append(svg_words(12, y - 8, group, weight="bold"))
+        body.append(svg_words(12, y - 8, f"clients {group}", weight="bold"))
         for one in (one for one in known if one.choice.when == group):
             body += _line(one, y + _PITCH / 2, place)
             y += _PITCH

@@ -1,7 +1,8 @@
 """What a user calls: run an experiment, go on with one, look at one again, measure it."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from hardy.core.disk_store import DiskStore
 from hardy.core.files import disk, make_folder, refuse_links
 from hardy.core.json_files import read_sealed
 from hardy.core.method import Method
+from hardy.core.ranks import Ranks
 from hardy.core.store import MemoryStore
 from hardy.core.tensors import shapes
 from hardy.data.given import OwnData
+from hardy.engines.process_group import ProcessGroup
 from hardy.errors import HardyError
 from hardy.runs import folder as folders
 from hardy.runs.checkpoint import Checkpoint, load_checkpoint, rounds_in, saved_experiment
@@ -27,6 +30,7 @@ from hardy.runs.prepare import Connect, prepare
 from hardy.runs.profiles import without_rows
 from hardy.runs.run import Run, RunTotals
 from hardy.runs.warm_start import warm_start
+from hardy.runs.workers import refuse_workers, serve_first_rank, started_ranks, torchrun_ranks, with_workers
 from hardy.user_code import RUN_FOLDER, named_by_user
 
 _LOG = logging.getLogger("hardy")
@@ -71,12 +75,26 @@ def fit(
     data = None if "data" in keys else data
     kept = [callback for callback in callbacks if is_stored(callback) and callback not in experiment.callbacks]
     experiment = replace(experiment, callbacks=(*experiment.callbacks, *kept))
-    run = prepare(experiment, method=method, model=model, data=data, data_folder=data_folder, network=network)
+    experiment = with_workers(experiment)
+    with started_ranks(experiment, data_folder, {"method": method, "model": model, "data": data}) as ranks:
+        run = prepare(experiment, method=method, model=model, data=data, data_folder=data_folder, network=network)
+        return _fit(run, out, quiet=quiet, callbacks=callbacks, init=init, init_head=init_head, ranks=ranks)
+
+
+def _fit(
+    run: Run, out: Path | str | None, *, quiet: bool, callbacks: Sequence[Any], init: Any, init_head: bool, ranks: Ranks
+) -> Run:
+    """A run that is prepared, from its first round to its report."""
+    experiment = run.experiment
+    refuse_workers(run)
     select = experiment.evaluation.select
-    if select and network is None and not any(len(client.validation) for client in run.engine.data.profiles):
+    if select and run.local and not any(len(client.validation) for client in run.engine.data.profiles):
         raise HardyError(
             f"evaluation.select is {select!r}, but no client has validation rows. Set data.validation, such as 0.1."
         )
+    if isinstance(ranks, ProcessGroup) and ranks.number:
+        serve_first_rank(run, ranks)
+        return run
     run.folder = None if out is None else Path(out)
     check_callbacks(run, [*experiment.callbacks, *callbacks])
     if init is not None:
@@ -86,7 +104,7 @@ def fit(
     elif not init_head:
         raise HardyError("init_head is False, but there is no init, so it has no effect. Leave it out.")
     if run.folder is None:
-        return run_rounds(run, quiet=quiet, callbacks=callbacks)
+        return run_rounds(run, quiet=quiet, callbacks=callbacks, ranks=ranks)
     if (run.folder / "config.toml").exists():
         raise HardyError(
             f"{run.folder} already holds a run. Go on with `hardy resume {run.folder}`, or choose another folder."
@@ -95,7 +113,7 @@ def fit(
         make_folder(run.folder / "pictures")
     with folders.locked(run.folder):
         folders.write_run_header(run)
-        return run_rounds(run, quiet=quiet, callbacks=callbacks)
+        return run_rounds(run, quiet=quiet, callbacks=callbacks, ranks=ranks)
 
 
 def _are_rows(data: object) -> bool:
@@ -133,15 +151,25 @@ def resume(
     network: Connect | None = None,
     allow_change: bool = False,
     callbacks: Sequence[Any] = (),
+    workers: int | None = None,
 ) -> Run:
     """Goes on with a run from its last good checkpoint; the end is the same, bit for bit, as if it had not stopped.
 
     A run that was given a method, a model or data as objects needs them again; a method or a model may also be a name,
     or a table with options, as in `fit`. A config.toml that is not the checkpoint's experiment is an error unless
-    `allow_change`; more rounds are no change.
+    `allow_change`; more rounds are no change. `workers`: how many share the clients from here on, if not as many as
+    before; the figures are then the same up to rounding.
     `remark` is told of damaged checkpoints, missing lines of metrics.jsonl and the like.
     """
     folder = Path(folder)
+    number, world = torchrun_ranks()
+    workers = workers or (world if world > 1 else None)
+    if number:  # the first rank alone writes to the folder
+        run, _ = _reopen(folder, method, model, data, data_folder, _LOG.debug, network, allow_change)
+        with _ranks_again(run, data_folder, workers) as ranks:
+            assert isinstance(ranks, ProcessGroup)
+            serve_first_rank(run, ranks)
+        return run
     with folders.locked(folder):
         run, digests = _reopen(folder, method, model, data, data_folder, remark, network, allow_change)
         if run.state.round == 0:
@@ -151,7 +179,20 @@ def resume(
         check_callbacks(run, [*run.experiment.callbacks, *callbacks])
         if run.experiment.init is not None and not rounds_in(folder / "checkpoint"):
             warm_start(run, run.experiment.init, head=run.experiment.init_head)
-        return run_rounds(run, quiet=quiet, callbacks=callbacks)
+        with _ranks_again(run, data_folder, workers) as ranks:
+            return run_rounds(run, quiet=quiet, callbacks=callbacks, ranks=ranks)
+
+
+@contextmanager
+def _ranks_again(run: Run, data_folder: Path | str | None, workers: int | None) -> Iterator[Ranks]:
+    """The ranks of a run that goes on, as many as are asked for."""
+    choice, held = run.experiment.engine, run.experiment
+    run.experiment = with_workers(replace(held, engine=replace(choice, workers=workers or choice.workers)))
+    refuse_workers(run)
+    named = {"method": held.method, "model": held.model, "data": held.data.source}
+    objects = {name: value if value == config.FROM_PYTHON else None for name, value in named.items()}
+    with started_ranks(run.experiment, data_folder, objects) as ranks:
+        yield ranks
 
 
 def load(

@@ -57,6 +57,7 @@ def audit_run(
         )
     if references and "membership" not in names:
         raise HardyError("references have no effect without the audit membership. Leave them out.")
+    run.needs_everyone("an audit")
     found: dict[str, Any] = {"round": run.state.round, "seed": run.experiment.seed}
     if "membership" in names:
         found["membership"] = membership(run, references)

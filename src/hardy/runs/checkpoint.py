@@ -3,13 +3,13 @@
 A checkpoint is a folder with two files. tensors.safetensors holds the tensors. record.json holds their SHA-256, the
 round, the run's totals, the experiment with all its keys, the SHA-256 of metrics.jsonl so far, and last its own.
 Where clients' tensors lie on disk (core/disk_store.py), it names their files in `clients`, with number and SHA-256 of
-the rows that count.
+the rows that count; of a run on several workers, the file (a shard) that each has written, its clients and SHA-256.
 A checkpoint in which any of it does not fit, or a tensor is not finite, is never used.
 """
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,11 +119,31 @@ def _stores(run: Path, found: Contents) -> tuple[ClientStore, ClientStore]:
     beyond, groups = record.get("clients", {}), _groups(flat)
 
     def made(name: str) -> ClientStore:
+        if "shards" in beyond.get(name, {}):
+            return _joined_shards(run / CLIENT_ROWS / name, beyond[name]["shards"])
         if name in beyond:
             return DiskStore.opened(run / CLIENT_ROWS / name, groups[name], beyond[name])
         return MemoryStore(groups[name])
 
     return made("reported"), made("private")
+
+
+def _joined_shards(folder: Path, shards: Sequence[dict[str, Any]]) -> MemoryStore:
+    """The tensors of all clients, of which each rank of a run wrote those of its own."""
+    everybody = sorted(client for shard in shards for client in shard["clients"])
+    if everybody != list(range(len(everybody))):
+        raise ValueError("its shards do not hold each client once")
+    found: Tensors = {}
+    for shard in shards:
+        content = (folder / Path(shard["file"]).name).read_bytes()
+        if hashlib.sha256(content).hexdigest() != shard["sha256"]:
+            raise ValueError(f"checksum of shard {printable(shard['file'])} differs")
+        rows = torch.tensor(shard["clients"])
+        for name, value in load(content).items():
+            if not _finite(value):
+                raise ValueError(f"{printable(name)} holds numbers that are not finite")
+            found.setdefault(name, value.new_empty(len(everybody), *value.shape[1:]))[rows] = value
+    return MemoryStore(found)
 
 
 def _complete(path: Path, found: Contents) -> None:
@@ -139,9 +159,11 @@ def _remove_unnamed(run: Path) -> None:
             beyond = _record(path).get("clients", {})
         except (HardyError, ValueError, KeyError):
             return  # a damaged record may name any of them
-        named |= {(name, told["number"]) for name, told in beyond.items()}
-    for path in (run / CLIENT_ROWS).glob("*/*.rows"):
-        if (path.parent.name, int(path.stem)) not in named:
+        for name, told in beyond.items():
+            shards = [Path(shard["file"]).stem for shard in told.get("shards", ())]
+            named |= {(name, stem) for stem in shards or [f"{told['number']:06d}"]}
+    for path in (run / CLIENT_ROWS).glob("*/*"):
+        if path.suffix in (".rows", ".safetensors") and (path.parent.name, path.stem) not in named:
             with suppress(FileNotFoundError):
                 os.unlink(path)  # noqa: PTH108
 

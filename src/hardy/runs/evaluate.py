@@ -19,10 +19,10 @@ from hardy.core.files import disk, file_lock, make_folder, refuse_links, write_a
 from hardy.core.json_files import read_sealed, write_sealed
 from hardy.errors import HardyError
 from hardy.evaluation import projections
-from hardy.evaluation.client_checks import check_clients
 from hardy.evaluation.measure import ServedClients, order_of_bases, threat_key
 from hardy.evaluation.record import EVALUATION_LOCK, EvaluationRecord
 from hardy.evaluation.smoothing import BLOCK, Smoothing, certified_figures, count_votes, parse_smoothing
+from hardy.evaluation.spread import found_flags
 from hardy.parts.metrics import to_metrics
 from hardy.report.pictures import displayable, image_grid_png
 from hardy.report.run_page import write_report
@@ -80,8 +80,8 @@ def evaluate_run(
     chosen = _threats(threats, epsilons)
     for threat in chosen:
         refuse_inputs(threat.attack, engine.data.shape, bounded=engine.data.bounded)
-    order = order_of_bases(engine, run.state, usual.predict)
-    served = ServedClients(engine, run.state, part, branches, limit, width=width, order=order)
+    order = order_of_bases(engine, run.state, usual.predict, run.local_measures)
+    served = run.local_measures.served(run.state, part, branches, limit, width=width, order=order)
     settings: dict[str, Any] = {"part": part, "limit": limit, "attack": served.attack, "predict": served.predict}
     customised = width != 1 or robustness is not None
     if customised:
@@ -234,7 +234,7 @@ def _flags(run: Run, served: ServedClients) -> list[dict[str, Any]]:
             first.setdefault(profile.domain, number)
     clients = list(first.values())[:1] if served.served.alike else list(first.values())
     key = random.fold(torch.tensor(run.experiment.seed), "checks")
-    raised = check_clients(served, clients, key)
+    raised = found_flags(served, clients, key)
     return [{"client": client, **dataclasses.asdict(flag)} for client in clients for flag in raised[client]]
 
 

@@ -186,7 +186,7 @@ def resolved(experiment: Experiment, text: str) -> dict[str, Any]:
 
 def refuse_changes(folder: Path, text: str, chosen: Experiment, before: dict[str, Any]) -> None:
     """An error that lists the keys in which config.toml is not the experiment of the checkpoint. More rounds are no
-    change: that is how a run is prolonged. Nor are data that moved: only their name counts."""
+    change: that is how a run is prolonged. Nor are other workers, nor data that moved: only their name counts."""
     tables = before, resolved(chosen, text), tomllib.loads(text)
     beside = ("code",)  # a change of code is a warning
     old, new, written = (
@@ -194,6 +194,8 @@ def refuse_changes(folder: Path, text: str, chosen: Experiment, before: dict[str
     )
     # a key that the checkpoint does not know counts where config.toml names it: a newer version may have more keys
     differ = [key for key in old if new.get(key) != old[key]] + [key for key in written if key not in old]
+    if "engine.workers" in differ:
+        differ.remove("engine.workers")
     if "rounds" in differ and new["rounds"] > old["rounds"]:
         differ.remove("rounds")
     if not differ:

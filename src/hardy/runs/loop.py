@@ -6,18 +6,24 @@ from contextlib import nullcontext
 from statistics import median
 from typing import Any
 
+import torch
+
 from hardy.attacks.threats import parse_threat
 from hardy.callbacks.base import Notify, attached
+from hardy.core import tensors
 from hardy.core.engine import Question
 from hardy.core.files import disk, file_lock
 from hardy.core.flatten import flat_row
 from hardy.core.json_files import write_sealed
+from hardy.core.ranks import ALONE, Ranks
 from hardy.core.spending import privacy_spent
 from hardy.core.store import ClientStore
+from hardy.core.tensors import Tensors
+from hardy.engines.process_group import RankLost
 from hardy.errors import HardyError
 from hardy.evaluation import projections
 from hardy.evaluation.diagnoses import diagnose_training
-from hardy.evaluation.measure import figures, success_figures
+from hardy.evaluation.measure import client_tensors, figures, success_figures
 from hardy.evaluation.record import EVALUATION_LOCK
 from hardy.report.run_page import write_report
 from hardy.runs import costs
@@ -36,19 +42,31 @@ from hardy.runs.interrupts import Stopped, StopRequest, deferred_interrupt
 from hardy.runs.progress import Progress
 from hardy.runs.run import Run, RunTotals
 from hardy.runs.unseen import held_out_accuracy
+from hardy.runs.workers import collect, hand_out, release
 
 _HOPELESS = 10
 """rounds in a row in which every reply was refused"""
 
 
-def run_rounds(run: Run, *, quiet: bool, callbacks: Sequence[Any] = ()) -> Run:
+def run_rounds(run: Run, *, quiet: bool, callbacks: Sequence[Any] = (), ranks: Ranks = ALONE) -> Run:
     """Trains the rounds that are left, then measures what the experiment asks for."""
-    saving = _Saving(run) if run.folder is not None else None
     given = [callback for callback in callbacks if callback not in run.experiment.callbacks]
-    with attached(run, [*run.experiment.callbacks, *given]) as notify:
-        _train(run, saving, notify, quiet=quiet)
-        _measure_finished(run, saving, quiet=quiet)
+    hand_out(run, ranks)
+    saving = _Saving(run) if run.folder is not None else None
+    try:
+        with attached(run, [*run.experiment.callbacks, *given]) as notify:
+            _train(run, saving, notify, quiet=quiet)
+            collect(run)
+            _measure_finished(run, saving, quiet=quiet)
+        release(run)
+    except RankLost as lost:
+        raise _without_rank(run, saving, lost) from lost
     return run
+
+
+def _without_rank(run: Run, saving: "_Saving | None", lost: RankLost) -> HardyError:
+    again = f"`hardy resume {saving.folder}` goes on after round {saving.saved}" if saving else "start again"
+    return HardyError(f"{lost}. The run stopped after {run.state.round} of {run.experiment.rounds} rounds; {again}.")
 
 
 def _train(run: Run, saving: "_Saving | None", notify: Notify, *, quiet: bool) -> None:
@@ -198,7 +216,7 @@ def _evaluate(run: Run, line: dict[str, Any]) -> bool:
         places["selection"] = Question("validation", choice.select)
     backdoor = _backdoor_questions(run)
     found = _measured(run, [q._replace(metric=m) for q in places.values() for m in (None, *choice.metrics)] + backdoor)
-    if run.local is None:
+    if run.engine.name == "flower":
         for known in (value for question, value in found.items() if question.part == "validation"):
             known["median"] = _median(known)
     if run.local is not None:
@@ -303,7 +321,7 @@ def _measure_finished(run: Run, saving: _Saving | None, *, quiet: bool) -> None:
     _write_summary(run, saving)
     if folder is not None:
         with file_lock(folder / EVALUATION_LOCK, wait=True):
-            projections.write_projections(folder, run.state.round, norms=projections.norms(plan, run.own))
+            projections.write_projections(folder, run.state.round, norms=projections.norms(plan, *_listed_tensors(run)))
         if run.local and (len(plan.method.budget.widths) > 1 or choice.robustness):
             threats = choice.threats if choice.robustness else ()
             evaluate_settings(run, robustness=choice.robustness, threats=threats, quiet=quiet, report=False)
@@ -322,6 +340,15 @@ def _measure_finished(run: Run, saving: _Saving | None, *, quiet: bool) -> None:
         }
     _write_summary(run, saving)
     write_new_report(run)
+
+
+def _listed_tensors(run: Run) -> tuple[Tensors, list[int]]:
+    """The own tensors of the clients that are listed, and their numbers."""
+    data = run.engine.data
+    if data.sample is None or run.local is None:
+        return run.own, list(data.measured)
+    held = client_tensors(run.local, run.state)
+    return tensors.gather(held, torch.tensor(data.listed)), [data.measured[at] for at in data.listed]
 
 
 def _known(run: Run, threat: str) -> bool:

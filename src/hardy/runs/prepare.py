@@ -71,7 +71,7 @@ def prepare(
     if data is None and network is None:
         experiment = with_data_place(experiment, data_folder)
     data = _dealt(experiment, data, data_folder, given=given)
-    data = _with_sample(experiment, data)
+    data = _with_sample(experiment, data, far=network is not None)
     data, own_data = _with_server_rows(experiment, data, data_folder, far=network is not None)
     if network is None:  # nodes bring their own
         data = experiment.faults.add_hostile_clients(data, experiment.seed)
@@ -165,6 +165,17 @@ def _clock(
         raise HardyError("[clock] simulates the clients' time; over a network it is what it is. Leave it out.")
     if plan.method.pooled:
         raise HardyError(f"[clock] times clients, and method {plan.method.name!r} pools their rows. Leave it out.")
+    asked = experiment.cohort.size(len(data.clients))
+    if (enough := experiment.clock.enough) is not None and enough >= asked:
+        raise HardyError(
+            f"clock.enough is {enough}, and {asked} clients are asked, so it has no effect. Ask more (cohort), or "
+            "leave it out."
+        )
+    if experiment.clock.online < 1 and experiment.cohort.sampling == "poisson":
+        raise HardyError(
+            f"clock.online is {experiment.clock.online:g} beside cohort.sampling = poisson, in which every client has "
+            "a chance of its own, online or not. Take cohort.sampling = fixed."
+        )
     return Clock(
         experiment.clock,
         experiment.seed,
@@ -190,9 +201,13 @@ def _slot_bytes(plan: Plan, data: Federation, slot: Slot) -> int:
     return round(sum(part.get(name, value.numel()) * value.element_size() for name, value in sent.items()))
 
 
-def _with_sample(experiment: Experiment, data: Federation) -> Federation:
+def _with_sample(experiment: Experiment, data: Federation, *, far: bool) -> Federation:
     """Which clients are measured and listed: all, or some of very many."""
     count, asked = len(data.clients), experiment.evaluation.clients
+    if far:
+        if asked is not None:
+            raise HardyError(f"evaluation.clients is {asked}; over a network every node measures itself. Leave it out.")
+        return data
     if asked is not None and asked > count:
         raise HardyError(f"evaluation.clients is {asked}, but there are {count} clients. Ask for fewer.")
     size = asked or (count if count <= MOST_MEASURED else LISTED)

@@ -12,6 +12,7 @@ from hardy.config import Experiment
 from hardy.core.engine import Branches, Measures, RunEngine
 from hardy.core.files import versions
 from hardy.core.flatten import flat_row
+from hardy.core.messages import Slot
 from hardy.core.net import Mixture
 from hardy.core.protocols import Objective
 from hardy.core.server import Server
@@ -123,6 +124,21 @@ class Run:
             raise HardyError(f"{what} needs the clients' images, which are not on this machine; let the nodes measure.")
         return self.local
 
+    def needs_everyone(self, what: str) -> None:
+        """An error if only some of the clients are measured."""
+        if (data := self.engine.data).sample is not None:
+            raise HardyError(
+                f"{what} looks at all clients, and of the {len(data.clients):,} of this run {len(data.sample):,} are "
+                "measured. Take a run of at most 10,000, or one client's network (customise with client)."
+            )
+
+    @property
+    def local_measures(self) -> LocalMeasure:
+        """Who measures the clients of this machine: this process, or its workers too."""
+        if isinstance(self.measures, LocalMeasure):
+            return self.measures
+        return LocalMeasure(self.needs_local("an evaluation"))
+
     @property
     def own(self) -> Tensors:
         """The clients' own tensors as far as they are on this machine, [C, B, ...]."""
@@ -148,6 +164,7 @@ class Run:
         ("images") that with clean statistics measured on images of its own, uint8 or in [0, 1], [N, C, H, W]. The
         adversarial branch is averaged over clients of kind AT, or is what the norm gives to a client of kind ST.
         """
+        self.needs_everyone("a network for a new client")
         return personalise.network_for_new_client(
             self.engine.plan,
             self.engine.data,
@@ -170,7 +187,7 @@ class Run:
             self.engine.plan,
             self.engine.data,
             self.served,
-            self.own,
+            self._own_of(client),
             rounds=self.state.round,
             client=client,
             width=width,
@@ -181,6 +198,18 @@ class Run:
             images=(lambda client: training_images(engine, client)) if engine else None,
         )
 
+    def _own_of(self, client: int | None) -> Tensors:
+        """All clients' own tensors, or of very many the one's, [1, B, ...]."""
+        if self.engine.data.sample is None or client is None or not 0 <= client < len(self.engine.data.clients):
+            return self.own if self.engine.data.sample is None else dict.fromkeys(self._own_names, torch.empty(0))
+        slots = [Slot(client, base) for base in range(self.engine.plan.method.budget.bases)]
+        rows = {**self.state.reported.read(slots), **self.engine.store.read(slots)}
+        return {name: value[None] for name, value in rows.items()}
+
+    @property
+    def _own_names(self) -> list[str]:
+        return [*self.state.reported, *self.engine.store]
+
     def module(self, *, client: int | None = None, width: float = 1.0) -> nn.Module:
         """The trained network as a plain torch module: your own class where it was adopted, with a state_dict that
         loads into that class; a network of Hardy's with torch's own layers. It takes images in [0, 1]."""
@@ -190,6 +219,7 @@ class Run:
         """A run in which every client went on alone for so many steps of its own objective, with the first `freeze`
         layers held; the rate is training.rate unless given. This run stays as it is."""
         engine = self.needs_local("fine-tuning")
+        self.needs_everyone("fine-tuning")
         tuned, state = personalise.fine_tune(engine, self.state, steps=steps, freeze=freeze, rate=rate)
         server = replace(self.server, plan=tuned.plan)
         return replace(
@@ -258,6 +288,7 @@ class Run:
             "classes": list(self.engine.data.classes),
             "parameters": parameters(plan.model),
             "engine": self.engine.name,
+            "workers": self.experiment.engine.workers,
             "device": _device_name(self.engine.device),
             "seed": self.experiment.seed,
             "lost": figures.lost,

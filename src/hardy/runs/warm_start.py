@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from hardy.config import FROM_PYTHON, named
 from hardy.core.method import Plan
 from hardy.core.partition import Placement, Role
-from hardy.core.store import MemoryStore
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.runs.checkpoint import load_checkpoint
@@ -61,8 +60,8 @@ def warm_start(run: Run, init: Any, *, head: bool = True) -> None:
     state = run.state
     places = {
         Placement.SHARED: dict(state.shared),
-        Placement.REPORTED: dict(state.reported),
-        Placement.PRIVATE: dict(run.engine.store),
+        Placement.REPORTED: state.reported.first_rows(),
+        Placement.PRIVATE: run.engine.store.first_rows(),
     }
     used, misfits = set(), []
     for name in (n for n in plan.tags if n in plan.model_names):
@@ -89,8 +88,9 @@ def warm_start(run: Run, init: Any, *, head: bool = True) -> None:
             f"{f'; and {len(misfits) - 3} more' if len(misfits) > 3 else ''}. Take the model it was trained with; with "
             "another number of classes, init_head=False leaves the last layer fresh."
         )
-    run.state = replace(state, shared=places[Placement.SHARED], reported=MemoryStore(places[Placement.REPORTED]))
-    run.engine.store = MemoryStore(places[Placement.PRIVATE])
+    reported = state.reported.begun(places[Placement.REPORTED])
+    run.state = replace(state, shared=places[Placement.SHARED], reported=reported)
+    run.engine.store = run.engine.store.begun(places[Placement.PRIVATE])
     words = str(init) if isinstance(init, str | Path) else FROM_PYTHON
     run.experiment = replace(run.experiment, init=words, init_head=head)
 

@@ -17,6 +17,7 @@ from hardy.core.messages import Updates
 from hardy.core.method import Method
 from hardy.core.partition import Role
 from hardy.core.protocols import Aggregator, Part, RoundContext, Setting, by_base, name_part
+from hardy.core.ranks import Ranks
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.registry import kind, part
@@ -57,6 +58,9 @@ class Mean(Aggregator):
         if folded is None:
             return _Sum(share.sum(1), total, counters)
         return _Sum(folded.weight + share.sum(1), folded.total + total, counters)
+
+    def merge(self, folded: _Sum | None, ranks: Ranks) -> _Sum | None:
+        return ranks.total(folded)
 
     def finish(self, folded: _Sum | None, context: RoundContext, memory: Tensors) -> tuple[Tensors, Tensors]:
         if folded is None:
@@ -126,6 +130,11 @@ class _Grouped(Aggregator):
             for role, rule, names in self._groups(context)
             if names
         }
+
+    def merge(self, folded: dict[str, Any] | None, ranks: Ranks) -> dict[str, Any] | None:
+        groups = max(ranks.gather(list(folded or {})), key=len)  # a rank without replies has folded none
+        rules = {**self._rules(), "default": self.default}
+        return {role: rules[role].merge((folded or {}).get(role), ranks) for role in groups} or None
 
     def finish(self, folded: dict[str, Any] | None, context: RoundContext, memory: Tensors) -> tuple[Tensors, Tensors]:
         shared, kept = dict(context.shared), dict(memory)
@@ -353,6 +362,9 @@ class Pipeline(Aggregator):
     def fold(self, folded: Any, updates: Updates, context: RoundContext) -> Any:
         # with nothing before the rule, a linear one keeps its running sum
         return super().fold(folded, updates, context) if self.pre else self.rule.fold(folded, updates, context)
+
+    def merge(self, folded: Any, ranks: Ranks) -> Any:
+        return super().merge(folded, ranks) if self.pre else self.rule.merge(folded, ranks)
 
     def finish(self, folded: Any, context: RoundContext, memory: Tensors) -> tuple[Tensors, Tensors]:
         if not folded:
