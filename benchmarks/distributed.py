@@ -58,7 +58,7 @@ class Watch(threading.Thread):
             for number in [self.process, *descendants(self.process)]:
                 with suppress(OSError, ValueError, IndexError):
                     lines = Path(f"/proc/{number}/status").read_text().splitlines()
-                    most = next(line for line in lines if line.startswith("VmHWM"))
+                    most = next((line for line in lines if line.startswith("VmHWM")), "")  # one that has ended has none
                     self.host[number] = int(most.split()[1]) / 1024
                     spent = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[11:13]
                     self.cpu[number] = sum(map(int, spent)) / os.sysconf("SC_CLK_TCK")

@@ -243,7 +243,7 @@ limit = {limit}
 [training]
 rate = 0.05
 batch = 32
-epochs = 1
+epochs = 3
 [engine]
 device = "cpu"
 [evaluation]

@@ -178,6 +178,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="result file (JSON)")
     parser.add_argument("--python-flower", default=sys.executable, help="interpreter with flwr[simulation]")
     parser.add_argument("--python-pfl", default=sys.executable, help="interpreter with pfl[pytorch]")
+    parser.add_argument("--only", nargs="*", help="frameworks to run, of bare, hardy, flower and pfl; all unless given")
     parser.add_argument("--threads", type=int, default=1, help="torch threads a process")
     parser.add_argument("--repeats", type=int, default=1 if work.SMOKE else 5)
     parser.add_argument(
@@ -193,7 +194,9 @@ def main() -> None:
         print(f"{name} skipped: {why}", file=sys.stderr)
 
     runs: dict[Contestant, list[dict[str, Any]]] = {
-        c: [] for c in contestants(given.threads) if c.framework not in lacking
+        c: []
+        for c in contestants(given.threads)
+        if c.framework not in lacking and c.framework in (given.only or python)
     }
     for repeat in range(given.repeats):
         for contestant, found in runs.items():

@@ -23,7 +23,7 @@ from typing import Any
 ROUNDS, COHORT = 20, 1000
 FEW, MANY = 10_000, 1_000_000
 KILLED_AFTER = 7
-EXCHANGES = ((10_000, 500), (100_000, 500), (100_000, 50))
+EXCHANGES = ((10_000, 500), (100_000, 500), (100_000, 100_000))
 """(clients, givers)"""
 
 

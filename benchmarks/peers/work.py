@@ -1,6 +1,7 @@
 """The work every framework is given, with torch and numpy alone: sizes, data, network, and how a run reports."""
 
 import json
+import os
 import sys
 import time
 from functools import cache
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 
 SMOKE = "--smoke" in sys.argv
 CLIENTS, IMAGES, COHORT, BATCH, RATE = (4, 20, 2, 10, 0.1) if SMOKE else (50, 50, 10, 10, 0.1)
-WARM_UP, ROUNDS = (1, 2) if SMOKE else (2, 20)
+WARM_UP, ROUNDS = (1, 2) if SMOKE else (2, int(os.environ.get("PEERS_ROUNDS", "20")))
 STEPS = COHORT * IMAGES // BATCH
 """SGD steps a round: one local epoch of every client of the cohort"""
 

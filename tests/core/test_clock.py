@@ -115,3 +115,15 @@ def test_the_time_to_an_accuracy_is_noted(tmp_path):
 def test_what_cannot_be_is_refused(options, said):
     with pytest.raises(HardyError, match=said):
         ClockChoice(**options)
+
+
+@pytest.mark.parametrize(
+    ("clock", "cohort", "said"),
+    [
+        (ClockChoice(speed=1.0, enough=4), Cohort(), "so it has no effect"),
+        (ClockChoice(speed=1.0, online=0.5), Cohort(fraction=0.5, sampling="poisson"), "sampling = fixed"),
+    ],
+)
+def test_what_has_no_effect_is_refused(clock, cohort, said):
+    with pytest.raises(HardyError, match=said):
+        fit(papers.fedavg(), rounds=1, clock=clock, cohort=cohort)

@@ -416,6 +416,15 @@ def test_a_node_is_told_at_once_when_there_is_a_message(place, monkeypatch):
     assert status == 200 and when - rung < 5
 
 
+def test_what_a_node_has_sent_is_heard(place, monkeypatch):
+    end, nodes = place.proxies["superlink"], place.folder / "server" / "nodes.json"
+    monkeypatch.setattr(ServerProxy, "forward", lambda self, question: proxies.HttpReply(answer, {}, b""))
+    monkeypatch.setitem(end._online, "0", 91)
+    for answer, heard in ((500, False), (200, True)):
+        assert ask(place, "/v1/fleet/push-object", node_keys(place).context()) == answer
+        assert bool(proxies.bell(nodes, "from-91")) is heard
+
+
 def test_a_question_is_not_held_for_good_nor_beside_a_newer_one(place, monkeypatch):
     monkeypatch.setattr(proxies, "HOLD", 0.3)
     thread, answered = waiting(place, monkeypatch, threading.Event())

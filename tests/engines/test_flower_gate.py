@@ -25,6 +25,7 @@ from flwr.app import Array
 from test_flower import FLOWER, Grid, fit, grid_of, in_one_process, rewrite, run_over
 
 from hardy.flower.limits import PIECE, ReplyMeter, ReplyTooLarge
+from hardy.flower.membership import Membership
 from hardy.runs.profiles import Profile, placeholder_federation
 
 
@@ -268,3 +269,16 @@ def test_most_rows_is_for_a_network():
     assert experiment(admission=Admission(most_rows=5), engine=FLOWER).admission.for_network(3).largest_share == 2 / 3
     shares = {count: Admission().for_network(count).largest_share for count in (1, 2, 4, 100)}
     assert shares == {1: 1.0, 2: 1.0, 4: 0.5, 100: 0.5}
+
+
+def test_a_reply_is_looked_for_when_its_node_has_sent_something(clock):
+    """Every look is a request: with fifty nodes most would find nothing."""
+    sent = {7: 0}
+    roll = Membership(grid=None, experiment="", clients=1, heard=lambda node: sent[node])
+    assert roll.due(7, "first") and not roll.due(7, "first")
+    assert roll.due(7, "second")  # another message
+    sent[7] = 5
+    assert roll.due(7, "second") and not roll.due(7, "second")
+    clock.now += 5.1
+    assert roll.due(7, "second")  # Flower itself may have ended it
+    assert Membership(grid=None, experiment="", clients=1).due(7, "a") is True

@@ -6,6 +6,7 @@ import pytest
 
 from conftest import experiment, federation, net
 from hardy import papers
+from hardy.core import store
 from hardy.core.messages import Slot
 from hardy.core.training import Training
 from hardy.engines import EngineChoice, base
@@ -22,6 +23,7 @@ def test_slots_are_not_listed_anew_for_each_client(engine, monkeypatch):
             super().__init__(client, base)
 
     monkeypatch.setattr(base, "Slot", Counted)
+    monkeypatch.setattr(store, "Slot", Counted)
     data = federation(sizes=(4,))
     data = dataclasses.replace(data, clients=data.clients * 60)
     chosen = experiment(

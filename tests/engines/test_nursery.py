@@ -17,6 +17,7 @@ from flwr.proto.task_pb2 import Task
 from hardy.flower import launcher as launchers
 from hardy.flower.launcher import Launcher
 from hardy.flower.nursery import Nursery
+from hardy.flower.processes import free_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="apps are forked on Linux only")
 APP = """
@@ -31,7 +32,7 @@ def app():
 
 sys.modules["flwr.supernode.cli.flwr_clientapp"] = SimpleNamespace(flwr_clientapp=app)
 nursery._load = lambda: None
-nursery.serve(sys.argv[1])
+nursery.fork_apps(sys.argv[1])
 """
 
 
@@ -150,3 +151,9 @@ def test_a_task_is_fetched_when_a_message_has_passed(monkeypatch, tmp_path):
     tasks.append(AcquireTaskResponse(token="abc", task=Task(task_id=2)))
     made.ring()
     until(lambda: node.ended)  # without it the node could do nothing: whoever watches it starts it again
+
+
+def test_a_port_is_given_once_and_never_one_of_a_connection():
+    """A SuperNode takes its port seconds later, and fifty nodes make thousands of connections meanwhile."""
+    given = [free_port() for _ in range(200)]
+    assert len(set(given)) == 200 and max(given) < 32_000

@@ -1,6 +1,7 @@
 """HeteroFL: corners of one network, every entry averaged over those who hold it."""
 
 import dataclasses
+from collections import OrderedDict
 from math import prod
 
 import pytest
@@ -17,8 +18,8 @@ from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.models import MODELS
 from hardy.models.count import macs
-from hardy.papers.heterofl import Axes, Corners, channel_axes, cut_tensors, held_mean
 from hardy.parts.norms import batch
+from hardy.parts.subnetworks import Axes, ChannelSubmodels, channel_axes, held_mean
 
 WIDTHS = (0.25, 0.5, 1.0)
 
@@ -35,7 +36,7 @@ def of(model):
 
 
 def corners(model, shape):
-    return Corners(WIDTHS, False, of(model), channel_axes(model, shape))
+    return ChannelSubmodels(model, shape, WIDTHS)
 
 
 @pytest.mark.parametrize("name", ["digits_cnn", "alexnet", "preresnet18", "mlp", "tiny_cnn"])
@@ -43,7 +44,7 @@ def corners(model, shape):
 def test_a_corner_has_the_shapes_of_the_narrow_network(name, width):
     shape = (3, 64, 64) if name == "alexnet" else (3, 32, 32)
     whole, narrow = (MODELS[name](shape=shape, width=w) for w in (1.0, width))
-    assert corners(whole, shape).corner(width) == of(narrow)
+    assert corners(whole, shape).shapes(width) == of(narrow)
 
 
 def test_layers_are_found_by_what_feeds_them_not_by_name():
@@ -68,7 +69,7 @@ def test_layers_are_found_by_what_feeds_them_not_by_name():
 
 def test_macs_of_a_corner_are_those_of_the_narrow_network():
     whole, narrow = (MODELS["digits_cnn"](shape=(3, 28, 28), width=w) for w in (1.0, 0.25))
-    assert macs(whole, (3, 28, 28), corners(whole, (3, 28, 28)).corner(0.25)) == macs(narrow, (3, 28, 28))
+    assert macs(whole, (3, 28, 28), corners(whole, (3, 28, 28)).shapes(0.25)) == macs(narrow, (3, 28, 28))
 
 
 @pytest.mark.parametrize("method", [papers.heterofl(), papers.sheterofl(widths=(1.0,))], ids=lambda m: m.name)
@@ -83,7 +84,7 @@ def test_engines_agree_and_entries_nobody_holds_stay(factory):
     many = fit(method, data=data, rounds=2, engine=EngineChoice(name="vectorised", device="cpu", precision="float64"))
     assert_close(one.state.shared, many.state.shared, 1e-9)
     start = one.server.start().shared
-    corner = one.engine.plan.submodels.corner(0.5)
+    corner = one.engine.plan.submodels.shapes(0.5)
     for name, value in one.state.shared.items():
         inside = (slice(None), *map(slice, corner[name]))
         outside = torch.ones_like(value, dtype=torch.bool)
@@ -94,8 +95,8 @@ def test_engines_agree_and_entries_nobody_holds_stay(factory):
 
 def test_each_client_counts_once_for_each_entry_it_holds():
     shared = {"a.weight": torch.zeros(1, 4, 2), "b.weight": torch.zeros(1, 3, 4)}
-    axes = {"a.weight": Axes(True, 0), "b.weight": Axes(False, 1)}
-    submodels = Corners(WIDTHS, False, {n: tuple(t.shape[1:]) for n, t in shared.items()}, axes)
+    layers = {"a": torch.nn.Linear(2, 4, bias=False), "b": torch.nn.Linear(4, 3, bias=False)}
+    submodels = ChannelSubmodels(torch.nn.Sequential(OrderedDict(layers)), (2,), WIDTHS)
     context = RoundContext(
         shared=shared,
         roles=dict.fromkeys(shared, Role.WEIGHT),
@@ -129,10 +130,10 @@ def test_a_width_is_served_by_its_corner_and_its_figures_are_of_it():
     plan = run.engine.plan
     served = plan.method.budget.serve(run.state.shared, 0.5, plan.submodels)[0]
     whole = {n: t[0] for n, t in run.state.shared.items()}
-    corner = {n: s for n, s in plan.submodels.corner(0.5).items() if n in whole}
+    corner = {n: s for n, s in plan.submodels.shapes(0.5).items() if n in whole}
     assert shapes(served) == corner
-    assert_close(served, cut_tensors(whole, corner), 0)
-    numbers = [sum(prod(s) for n, s in plan.submodels.corner(w).items() if n in whole) for w in (1.0, 0.25, 0.5, 1.0)]
+    assert_close(served, {n: t[tuple(map(slice, corner[n]))] for n, t in whole.items()}, 0)
+    numbers = [sum(prod(s) for n, s in plan.submodels.shapes(w).items() if n in whole) for w in (1.0, 0.25, 0.5, 1.0)]
     assert run.figures.bytes_down == run.figures.bytes_up == 8 * sum(numbers)
     with pytest.raises(HardyError, match=r"width.*0\.3.*0\.25, 0\.5, 1"):
         plan.method.budget.serve(run.state.shared, 0.3, plan.submodels)

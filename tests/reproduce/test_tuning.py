@@ -9,7 +9,7 @@ from hardy.cli import main
 from hardy.errors import HardyError
 from hardy.reproduce.definition import find_table
 from hardy.reproduce.row_runs import RowJob, row_experiment
-from hardy.reproduce.row_tuning import read_choice, row_settings, tuning_words
+from hardy.reproduce.row_tuning import read_choice, row_settings, tuning_measures, tuning_words
 
 TABLE = (
     'title = "T"\nexperiment = "e.toml"\n[tuning]\nseed = 9\nvary = { "training.rate" = [0.0001, 0.2] }\n'
@@ -90,3 +90,20 @@ def test_what_has_no_effect_is_refused(folder, capsys):
     (folder / "demo" / "t.toml").write_text(TABLE.partition("[tuning]")[0] + "[rows]\nplain = {}\n")
     assert main(["reproduce", "demo/t", "--tune"]) == 2
     assert "--tune has no effect" in capsys.readouterr().err
+
+
+def test_a_tables_own_measure_chooses_and_the_small_table_tunes_shorter(folder):
+    """Here a width: what is tuned by it is measured at it, on validation rows."""
+    path = folder / "demo" / "t.toml"
+    more = '[[measures]]\nname = "×0.5"\nwidth = 0.5\n'
+    text = TABLE.replace("seed = 9\n", 'seed = 9\nby = ["clean", "×0.5"]\nset = ["rounds=7"]\n') + more
+    path.write_text(text.replace("[rows]", '[quick]\nexperiment = "e.toml"\ntuning = ["rounds=1"]\n[rows]'))
+    table = find_table(folder, "demo/t")
+    found = [(one.name, one.width, one.part) for one in tuning_measures(table)]
+    assert found == [("clean", 1.0, "validation"), ("×0.5", 0.5, "validation")]
+    for quick, rounds in ((True, 1), (False, 7)):
+        job = RowJob(folder=folder, table="demo/t", row="plain", seed=0, out=Path("runs"), quick=quick, setting=())
+        assert row_experiment(table, job)[0].rounds == rounds
+    path.write_text(text.replace('"×0.5"]', '"×0.7"]'))
+    with pytest.raises(HardyError, match=r"×0\.7"):
+        find_table(folder, "demo/t")

@@ -24,10 +24,10 @@ from hardy.core.protocols import (
     Optimiser,
     Part,
     Setting,
-    Submodels,
     name_part,
     walk,
 )
+from hardy.core.submodels import Submodels
 from hardy.core.tensors import ImageShape, Tensors, repeat, select, stack
 from hardy.errors import HardyError, unknown
 from hardy.registry import find
@@ -46,7 +46,7 @@ _FACTS = {
     ),
     "capacity": (
         "data.capacity gives clients widths they can train",
-        "budget queue (split_mix) or corners (heterofl), or leave data.capacity out",
+        "budget queue (split_mix), corners (heterofl), windows, largest or exits, or leave data.capacity out",
     ),
 }
 
@@ -111,7 +111,8 @@ class Method:
         """The method on a network: who owns which tensor. Two claims on one tensor are refused. `batch` is the largest
         batch of a step."""
         self._refuse_branches()
-        nets = self.budget.networks(self._of_base_width(model))
+        build = self._of_base_width(model)
+        nets = self.budget.networks(lambda: self.norm.prepare(self.budget.prepare(build(), self.norm, shape)))
         net, tag = nets[0], tags(nets[0])
         self._refuse_without_norms(net)
         placement = {n: self._place(t) for n, t in tag.items()}
@@ -152,7 +153,7 @@ class Method:
         """Builds the network of a base; one that is not narrower than the ×1 network is refused."""
         width = self.budget.base_width
         if width is None or width == 1:
-            return lambda: self.norm.prepare(model(self.norm.layer))
+            return lambda: model(self.norm.layer)
         given = inspect.signature(model).parameters.values()
         if not any(p.name == "width" or p.kind is p.VAR_KEYWORD for p in given):
             raise HardyError(
@@ -166,7 +167,7 @@ class Method:
                 f"the bases of method {self.name!r} are ×{width:g}, but the model ignores its width: {narrow} "
                 f"parameters at ×{width:g} and {full} at ×1. Build all layers but the last `width` times as wide."
             )
-        return lambda: self.norm.prepare(model(self.norm.layer, width=width))
+        return lambda: model(self.norm.layer, width=width)
 
     def _refuse_without_norms(self, net: nn.Module) -> None:
         """A norm that was chosen, on a network that has none of its layers, would have no effect."""
@@ -305,7 +306,9 @@ class Plan:
             if len(self._objectives) >= _OBJECTIVES_KEPT:
                 self._objectives.clear()
             found = self.method.objective.for_client(client.kind, round_number)
-            self._objectives[key] = self.submodels.objective(found, client.capacity) if self.submodels else found
+            if self.submodels:
+                found = self.submodels.objective(found, client.capacity, round_number)
+            self._objectives[key] = found
         return self._objectives[key]
 
     @cached_property

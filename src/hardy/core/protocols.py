@@ -6,6 +6,7 @@ are in `hardy.parts` and `hardy.papers`.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor, nn
@@ -26,10 +27,10 @@ from hardy.registry import kind
 
 if TYPE_CHECKING:
     from hardy.core.method import Method, Plan
+    from hardy.core.submodels import Submodels
 
 Fact = Literal["kind", "capacity"]
 """what is known of a client besides its rows"""
-Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,18 +377,6 @@ class Optimiser(Part):
 # Budget
 
 
-class Submodels:
-    """The sub-networks that clients of each capacity train."""
-
-    def shapes(self, capacity: float) -> Shapes:
-        """The part of each tensor, from its first entries on, that a client holds and sends."""
-        raise NotImplementedError
-
-    def objective(self, inner: Objective, capacity: float) -> Objective:
-        """An objective on the sub-networks that a client can afford."""
-        raise NotImplementedError
-
-
 @kind("budget")
 @dataclass(frozen=True, kw_only=True)
 class Budget(Part):
@@ -417,7 +406,12 @@ class Budget(Part):
         """The base networks as they are first built, each with random values of its own."""
         return [build() for _ in range(self.bases)]
 
-    def submodels(self, model: nn.Module, shape: ImageShape) -> Submodels | None:
+    def prepare(self, model: nn.Module, norm: Norm, shape: ImageShape) -> nn.Module:
+        """A base network as it is to be trained: a budget that needs more than the network given, such as exits on the
+        way, adds them here."""
+        return model
+
+    def submodels(self, model: nn.Module, shape: ImageShape) -> "Submodels | None":
         """The sub-networks of a model that clients of small capacity train; None: everybody trains all of it."""
         return None
 
@@ -425,8 +419,16 @@ class Budget(Part):
         """The slots of a round: a pure function of its arguments, so that a resumed run goes on with the same."""
         return [Slot(client) for client in cohort]
 
-    def serve(self, held: Tensors, width: float, submodels: Submodels | None = None) -> list[Tensors]:
-        """The networks whose mean answers at a width, out of the tensors of all bases, [B, ...]."""
+    def shares_statistics(self, giver: float, taker: float) -> bool:
+        """Whether the statistics of a client of capacity `giver` are right in the network of one of capacity `taker`:
+        not where a layer has other inputs in each."""
+        return True
+
+    def serve(
+        self, held: Tensors, width: float, submodels: "Submodels | None" = None, rounds: int = 0
+    ) -> list[Tensors]:
+        """The networks whose mean answers at a width, out of the tensors of all bases, [B, ...], after so many
+        rounds."""
         if width != 1:
             raise HardyError(
                 f"width {width} cannot be served: this run trained one network, so it must be 1. Methods split_mix, "
@@ -462,7 +464,7 @@ class RoundContext:
     """AT, ST or "", one for each client"""
     capacities: Sequence[float] = ()
     """share of the full width a client can train, one for each client"""
-    submodels: Submodels | None = None
+    submodels: "Submodels | None" = None
     """the sub-networks that clients train"""
     seed: int = 0
     """of the experiment: a rule that draws takes `random.stream(seed, round, ...)`"""
@@ -470,6 +472,19 @@ class RoundContext:
     """what training on the server's own rows gave, where it has some: one update a base"""
     passes: Callable[[int], float] = _one_pass
     """client -> how often its rows pass through its network in the round: examples seen / examples held"""
+
+    def held(self, client: int) -> Tensors:
+        """Which entries of the shared tensors a client trains in this round, true or false; one without: all."""
+        if self.submodels is None:
+            return {}
+        capacity = self.capacities[client]
+        if capacity not in self._held:
+            self._held[capacity] = self.submodels.held(capacity, self.round, self.shared)
+        return self._held[capacity]
+
+    @cached_property
+    def _held(self) -> dict[float, Tensors]:
+        return {}
 
 
 @kind("aggregator")

@@ -4,7 +4,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from itertools import chain
-from math import prod
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -411,8 +410,8 @@ class Server:
 
         @cache
         def each(capacity: float) -> int:
-            part = submodels.shapes(capacity) if submodels else {}
-            return sum(prod(part.get(name, value.shape)) * value.element_size() for name, value in sent.items())
+            part = submodels.sizes(capacity) if submodels else {}
+            return round(sum(part.get(name, value.numel()) * value.element_size() for name, value in sent.items()))
 
         return lambda slot: each(self.clients[slot.client].capacity)
 

@@ -33,6 +33,7 @@ def network_for_new_client(
     statistics: Estimate,
     *,
     reported: Tensors,
+    rounds: int,
     domain: str | None = None,
     images: Tensor | NDArray[Any] | None = None,
     branch: str | None = None,
@@ -40,7 +41,7 @@ def network_for_new_client(
     """The shared network with a norm for somebody who has none; see `Run.network_for_new_client`.
 
     `shared` are the server's tensors, [B, ...], `own` the clients', [C, B, ...], and `reported` those of them that the
-    server has seen. It answers with `branch`, or with the norm's own.
+    server has seen, after so many rounds. It answers with `branch`, or with the norm's own.
     """
     clients = data.clients
     if plan.method.weights is Placement.PRIVATE:
@@ -68,7 +69,7 @@ def network_for_new_client(
     reported = {n: torch.cat([value, held[n][None]]) for n, value in reported.items()}
     written = plan.method.norm.exchange(reported, plan.tags, [*clients, unknown_one])
     held |= tensors.gather(written, -1)
-    return serving.mixture(plan, plan.method.budget.serve(held, 1.0, plan.submodels), branch)
+    return serving.mixture(plan, plan.method.budget.serve(held, 1.0, plan.submodels, rounds), branch)
 
 
 def _pixels(images: Tensor | NDArray[Any], data: Federation, like: Tensor) -> Tensor:

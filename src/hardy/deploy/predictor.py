@@ -16,7 +16,7 @@ from hardy.core.modes import set_mode
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.evaluation import serving
-from hardy.models.count import macs
+from hardy.models.count import macs, shares_kept
 
 
 class Predictor(nn.Module):
@@ -34,6 +34,7 @@ class Predictor(nn.Module):
         shared: Tensors,
         own: Tensors,
         *,
+        rounds: int,
         client: int | None = None,
         width: float = 1.0,
         robustness: float | None = None,
@@ -42,7 +43,8 @@ class Predictor(nn.Module):
         device: torch.device | str = "cpu",
         images: Callable[[int], Tensor] | None = None,
     ) -> None:
-        """`shared` are the server's tensors, [B, ...], and `own` the clients', [C, B, ...], or the one's, [1, B, ...].
+        """`shared` are the server's tensors after so many rounds, [B, ...], and `own` the clients', [C, B, ...], or the
+        one's, [1, B, ...].
         Without a robustness the statistics of `branch` serve, by default the norm's. `images` gives a client's training
         images, for a norm that recomputes statistics."""
         super().__init__()
@@ -58,7 +60,7 @@ class Predictor(nn.Module):
         if client is not None and not 0 <= client < len(data.clients):
             raise HardyError(f"client {client} is not there; it must be in [0, {len(data.clients) - 1}].")
         at = client or 0
-        self.plan, self.shape, self.client = plan, data.shape, client
+        self.plan, self.shape, self.client, self.rounds = plan, data.shape, client, rounds
         self.branch, self.statistics = serving.chosen_branch(norm, branch), serving.call_statistics(norm)
         self._shared = tensors.apply(Tensor.cpu, {name: shared[name] for name in names if name in shared})
         self._own = tensors.apply(lambda t: (t if len(t) == 1 else t[at : at + 1]).cpu(), own)
@@ -116,14 +118,18 @@ class Predictor(nn.Module):
         return self
 
     def _serve(self, width: float) -> list[nn.Module]:
-        """The bases of a width; those of one size are the same ones at every width."""
+        """The bases of a width; a width of several bases shares them with every other."""
         if width not in self._known:
             served = serving.serve(
-                self.plan, self._shared, self._own, width=width, order=self._order, images=self._images
+                self.plan,
+                self._shared,
+                self._own,
+                rounds=self.rounds,
+                width=width,
+                order=self._order,
+                images=self._images,
             ).bases(0)
-            widest = max(self._known.values(), key=len, default=[])
-            pairs = zip(widest, served, strict=False)
-            same = [have for have, want in pairs if tensors.shapes(self._held(have)) == tensors.shapes(want)]
+            same = [] if self.plan.submodels else max(self._known.values(), key=len, default=[])[: len(served)]
             new = [serving.base_module(self.plan, held) for held in served[len(same) :]]
             self._known[width] = [*same, *new]
         return self._known[width]
@@ -131,12 +137,17 @@ class Predictor(nn.Module):
     def costs(self) -> dict[str, Any]:
         """What this setting takes: bases, multiply-accumulates an image, parameters, and bytes of its tensors."""
         held = [self._held(base) for base in self.bases]
+        sparse = self.plan.submodels is not None and self.plan.submodels.sparse
+        kept = [shares_kept(self.plan.model, base) if sparse else None for base in held]
         return {
             "width": self.width,
             "robustness": self.robustness,
             "bases": len(held),
-            "macs": sum(macs(self.plan.model, self.shape, tensors.shapes(base)) for base in held),
-            "parameters": sum(value.numel() for value in self.parameters()),
+            "macs": sum(
+                macs(self.plan.model, self.shape, tensors.shapes(base), own)
+                for base, own in zip(held, kept, strict=True)
+            ),
+            "parameters": sum(int(p.count_nonzero()) if sparse else p.numel() for p in self.parameters()),
             "bytes": sum(map(tensors.count_bytes, held)),
         }
 

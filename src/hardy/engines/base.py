@@ -111,6 +111,11 @@ class Engine:
         """What a network has to add to a round's line."""
         return {}
 
+    def sent(self, work: Work) -> Tensors:
+        """What clients of a round get, [B, ...]: the shared tensors, and what the cuts of their networks depend on."""
+        told = self.plan.submodels.told(work.shared) if self.plan.submodels and work.shared else {}
+        return {**work.shared, **told}
+
     def loss_window(self, round_number: int, steps: int) -> int:
         """How many of the last steps make up the last epoch, over which the loss is reported."""
         return steps if self.training.steps is not None else max(1, steps // self.training.epochs_at(round_number))

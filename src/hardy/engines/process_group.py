@@ -48,16 +48,17 @@ class ProcessGroup(Ranks):
         """names the rank that has ended, where this process has started it"""
         self.others_ready: Callable[[], None] = lambda: None
         """returns when the ranks that this process has started can be met"""
-        self.device = torch.device("cpu")
-        """where sums are exchanged: a GPU, if each rank has one of its own"""
+        self.home = self.device = torch.device("cpu")
+        """the engine's; and where sums are exchanged: a GPU, if each rank has one of its own"""
 
     def join(self, device: torch.device) -> None:
         """Meets the other ranks."""
         if self.meeting != "env://" and sys.platform == "linux":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine: nobody else needs to reach us
         local = int(os.environ.get("LOCAL_WORLD_SIZE", self.count))
-        own_gpu = device.type == "cuda" and dist.is_nccl_available() and local <= torch.cuda.device_count()
-        self.device = device if own_gpu else self.device
+        own_gpu = device == torch.device("cuda") and local <= torch.cuda.device_count()  # "cuda:1" is the same for all
+        own_gpu = own_gpu and dist.is_nccl_available()
+        self.home, self.device = device, device if own_gpu else self.device
         self.others_ready()
         if dist.is_initialized():  # by the script, or by an earlier run of it
             self._orders = dist.new_group(backend="gloo", timeout=_PATIENT)
@@ -90,7 +91,7 @@ class ProcessGroup(Ranks):
             longest = min(_PIECE, max(sizes) - start)
             for to, each in zip(whole, self._all_gather(message.piece(start, longest)), strict=True):
                 to[start : start + longest] = each[: max(0, len(to) - start)]
-        return [value if at == self.number else _decoded(each) for at, each in enumerate(whole)]
+        return [value if at == self.number else _decoded(each, self.home) for at, each in enumerate(whole)]
 
     def total(self, value: T | None) -> T | None:
         header, leaves = (b"", []) if value is None else _apart(value)
@@ -102,7 +103,6 @@ class ProcessGroup(Ranks):
         places = [(_together(said[at][0], range(len(shapes))), said[at][1]) for at in counting]
         if any(place != places[0] for place in places):
             raise HardyError("the ranks have folded unlike things; a rule's `fold` must not depend on whose replies.")
-        place = leaves[0].device if leaves else None
         found: list[Tensor] = [torch.empty(shape, dtype=dtype) for dtype, shape in shapes]
         for dtype in {dtype for dtype, _ in shapes}:
             alike = [at for at, (own, _) in enumerate(shapes) if own == dtype]
@@ -118,7 +118,7 @@ class ProcessGroup(Ranks):
                 piece.copy_(result)
             split = torch.split(flat, [found[at].numel() for at in alike])
             for at, each in zip(alike, split, strict=True):
-                found[at] = each.view(shapes[at][1]).clone().to(place)
+                found[at] = each.view(shapes[at][1]).clone().to(self.home)
         made: T = _together(header, found)
         return made
 
@@ -128,7 +128,7 @@ class ProcessGroup(Ranks):
             self._broadcast(piece)
 
     def hear(self) -> tuple[Any, ...]:
-        return tuple(_received(self._broadcast))
+        return tuple(_received(self._broadcast, self.home))
 
     def send(self, value: Any, to: int) -> None:
         """To one other rank, which must `receive` it."""
@@ -141,7 +141,7 @@ class ProcessGroup(Ranks):
             with self._wording():
                 dist.recv(piece, rank)
 
-        return _received(fill)
+        return _received(fill, self.home)
 
     def _broadcast(self, piece: Tensor) -> None:
         with self._wording():
@@ -180,7 +180,7 @@ class _Message:
     @staticmethod
     def of(value: Any) -> "_Message":
         header, leaves = _apart(value)
-        said = pickle.dumps((header, [(leaf.dtype, tuple(leaf.shape)) for leaf in leaves]))
+        said = pickle.dumps((header, [(leaf.dtype, tuple(leaf.shape), leaf.is_cuda) for leaf in leaves]))
         blocks = [torch.tensor([len(said)]).view(torch.uint8), torch.frombuffer(bytearray(said), dtype=torch.uint8)]
         for leaf in leaves:
             flat = leaf.detach().cpu().contiguous().view(-1)
@@ -207,7 +207,7 @@ class _Message:
             yield self.piece(start, min(_PIECE, self.length - start))
 
 
-def _received(fill: Callable[[Tensor], None]) -> Any:
+def _received(fill: Callable[[Tensor], None], home: torch.device) -> Any:
     """What arrives piece by piece, as `pieces` sends them."""
     first = torch.empty(_FIRST, dtype=torch.uint8)
     fill(first)
@@ -217,17 +217,19 @@ def _received(fill: Callable[[Tensor], None]) -> Any:
         piece = torch.empty(min(_PIECE, len(whole) - start), dtype=torch.uint8)
         fill(piece)
         whole[start : start + len(piece)] = piece
-    return _decoded(whole)
+    return _decoded(whole, home)
 
 
-def _decoded(message: Tensor) -> Any:
+def _decoded(message: Tensor, home: torch.device) -> Any:
+    """The value of a message; what was on a GPU is on this one's."""
     start = 8 + int(message[:8].view(torch.int64))
     header, shapes = pickle.loads(message[8:start].numpy().tobytes())
     leaves = []
-    for dtype, shape in shapes:
+    for dtype, shape, on_gpu in shapes:
         start += len(_gap(start))
         size = torch.Size(shape).numel() * dtype.itemsize
-        leaves.append(message[start : start + size].view(dtype).view(shape))
+        leaf = message[start : start + size].view(dtype).view(shape)
+        leaves.append(leaf.to(home) if on_gpu else leaf)
         start += size
     return _together(header, leaves)
 

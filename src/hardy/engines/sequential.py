@@ -19,10 +19,10 @@ class Sequential(Engine):
 
     def train(self, work: Work) -> Iterator[Updates]:
         rate = torch.tensor(work.rate, dtype=self.dtype, device=self.device)
-        frozen = self.plan.method.norm.frozen(work.round)
+        frozen, sent = self.plan.method.norm.frozen(work.round), self.sent(work)
         for slot in work.slots:
             objective = self.plan.objective(self.data.clients[slot.client], work.round)
-            received = tensors.gather(work.shared, slot.base)
+            received = tensors.gather(sent, slot.base)
             own = tensors.gather({**work.reported.read([slot]), **self.store.read([slot])}, 0)
             first = init_client(self.plan, received, own, self.label_counts([slot.client])[0])
             state, losses = fresh_copies(first), []

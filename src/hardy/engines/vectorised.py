@@ -197,7 +197,7 @@ class Vectorised(Engine):
         objective, slots = task.objective, task.slots
         one_base = len({slot.base for slot in slots}) == 1
         bases = slots[0].base if one_base else tensors.send([slot.base for slot in slots], self.device)
-        received = tensors.gather(work.shared, bases)
+        received = tensors.gather(self.sent(work), bases)
         own = {**work.reported.read(slots), **self.store.read(slots)}
         rate = tensors.send(torch.tensor(work.rate, dtype=self.dtype), self.device)
         # one base for all slots: one copy of it is enough

@@ -229,7 +229,7 @@ def _served(engine: Engine, state: ServerState, *, width: float, order: Sequence
     own = client_tensors(engine, state)
     shared = engine.plan.aggregator.served(state.shared, state.memory)
     images = partial(_everybodys_images, engine)
-    return serving.serve(engine.plan, shared, own, width=width, order=order, images=images)
+    return serving.serve(engine.plan, shared, own, rounds=state.round, width=width, order=order, images=images)
 
 
 def client_tensors(engine: Engine, state: ServerState) -> Tensors:

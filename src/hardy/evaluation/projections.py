@@ -64,17 +64,19 @@ def norms(plan: Plan, own: Tensors, numbers: Sequence[int]) -> list[dict[str, An
 
 
 def penultimate(net: Mixture, x: Tensor, branch: str, robustness: float | None = None) -> Tensor:
-    """What the last linear layer of each base is given, [N, D]; without such a layer, the logits."""
+    """What the last linear layer that runs in each base is given, [N, D]; without such a layer, the logits."""
     seen: list[Tensor] = []
     linear = [module for module in net.nets[0].model.modules() if isinstance(module, nn.Linear)]
     if not linear:
         return net(x, branch=branch, robustness=robustness)
-    hook = linear[-1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(1)))
+    hooks = [layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(1))) for layer in linear]
     try:
         net(x, branch=branch, robustness=robustness)
     finally:
-        hook.remove()
-    return torch.cat(seen, 1)
+        for hook in hooks:
+            hook.remove()
+    each = len(seen) // len(net.nets)
+    return torch.cat(seen[each - 1 :: each], 1)
 
 
 def write_projections(folder: Path, round_number: int, **found: Any) -> None:

@@ -89,17 +89,19 @@ def serve(
     shared: Tensors,
     own: Tensors,
     *,
+    rounds: int,
     width: float = 1.0,
     order: Sequence[int] | None = None,
     images: Callable[[], Iterable[Tensor]] | None = None,
 ) -> Served:
-    """The networks at a width out of the shared tensors, [B, ...], and the clients' own, [C, B, ...], with the bases
-    in this order. `images` gives each client's training images in turn, for a norm that recomputes statistics."""
+    """The networks at a width out of the shared tensors, [B, ...], and the clients' own, [C, B, ...], as so many
+    rounds have left them, with the bases in this order.
+    `images` gives each client's training images in turn, for a norm that recomputes statistics."""
     budget, names = plan.method.budget, model_names(plan)
     bases = slice(None) if order is None else list(order)
     shared = {name: shared[name][bases] for name in names if name in shared}
     own = {name: own[name][:, bases] for name in names if name in own}
-    at_width = partial(budget.serve, width=width, submodels=plan.submodels)
+    at_width = partial(budget.serve, width=width, submodels=plan.submodels, rounds=rounds)
     chosen = at_width({**shared, **tensors.gather(own, 0)})
     served = Served(plan=plan, common=[tensors.select(b, shared) for b in chosen], own=[{} for _ in chosen])
     if own:

@@ -28,7 +28,7 @@ from hardy.flower.membership import Membership
 from hardy.flower.memory import Memory
 from hardy.flower.network_engine import Flower
 from hardy.flower.node import Given, Node, allowed_code, node
-from hardy.flower.proxy import ring
+from hardy.flower.proxy import bell, ring
 from hardy.flower.secure_engine import SecureFlower, refuse_without_sums
 from hardy.flower.secure_node import train_or_mask
 from hardy.runs.api import fit, resume
@@ -225,6 +225,12 @@ def _bells() -> Callable[[int], None]:
     return (lambda node: None) if path is None else partial(ring, Path(path))
 
 
+def _heard() -> Callable[[int], int] | None:
+    """When a node has last sent something, as the server's end of the network has seen."""
+    path = os.environ.get(NODES)
+    return None if path is None else lambda node: bell(Path(path), f"from-{node}")
+
+
 def _refuse_changes(folder: Path, asked: Experiment) -> None:
     """A run goes on with the experiment it began with."""
     before = (folder / "config.toml").read_text("utf-8")
@@ -271,6 +277,7 @@ def run_server(
         certified=_certified(),
         most_rows=most,
         ring=_bells(),
+        heard=_heard(),
     )
     roll.profiles = {profile.client: profile for profile in profiles}
     roll.wait(asked.network.patience, grace=min(asked.network.deadline, 60.0))

@@ -14,6 +14,8 @@ from hardy.runs.profiles import Profile
 
 PAUSE = 0.2
 """seconds between two looks for replies; Flower's own send_and_receive takes 3"""
+_SELDOM = 5.0
+"""seconds between two looks for the reply of a node that has sent nothing; Flower may have an error of its own"""
 _AGAIN = 60.0
 """seconds until a node that could not take part is asked again who it is"""
 _LOG = logging.getLogger("flwr")
@@ -30,6 +32,8 @@ class Membership:
     """client -> node id, by the certificates that nodes have shown; None where nobody checks them"""
     ring: Callable[[int], None] = lambda node: None
     """says that there is a message for a node"""
+    heard: Callable[[int], int] | None = None
+    """when a node has last sent something; None where nobody knows"""
     profiles: dict[int, Profile] = field(default_factory=dict)
     """as first registered; a node that comes back must still have the same"""
     nodes: dict[int, int] = field(default_factory=dict)
@@ -38,6 +42,8 @@ class Membership:
     """node id -> number of the message that asks who it is"""
     _greeted: dict[int, float] = field(default_factory=dict)
     """node id -> when it was sent"""
+    _looks: dict[int, tuple[str, int, float]] = field(default_factory=dict)
+    """node id -> the message whose reply was last looked for, what had been heard then, and when that was"""
     most_rows: int = 10**7
     """rows that a client may say it holds"""
     refused: dict[int, str] = field(default_factory=dict)
@@ -57,7 +63,7 @@ class Membership:
         self._asked = {node: number for node, number in self._asked.items() if node in online}
         self._greeted = {node: when for node, when in self._greeted.items() if node in online}
         for node, number in list(self._asked.items()):
-            if (reply := self.pull(number)) is not None:
+            if self.due(node, number) and (reply := self.pull(number)) is not None:
                 del self._asked[node]
                 self._register(node, reply)
         now = time.monotonic()
@@ -75,6 +81,18 @@ class Membership:
         (number,) = self.grid.push_messages([Message(content, node, kind, group_id=group, ttl=ttl)]) or (None,)
         self.ring(node)
         return number or None
+
+    def due(self, node: int, number: str) -> bool:
+        """Whether to look for the reply to a message: each look is a request, and with many nodes most find nothing. It
+        is if the node has sent something since the last look, or a while has passed."""
+        if self.heard is None:
+            return True
+        now, last = time.monotonic(), self._looks.get(node)
+        sent = self.heard(node)
+        if last is not None and last[:2] == (number, sent) and now - last[2] < _SELDOM:
+            return False
+        self._looks[node] = number, sent, now
+        return True
 
     def pull(self, number: str, most: int = 2**20) -> Any:
         """The content of the reply to a message, or in words why there will be none; None: not yet.

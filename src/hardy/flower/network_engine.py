@@ -226,6 +226,7 @@ class Flower:
         nodes, began = self.roll.refresh(), time.monotonic()
         pending: dict[str, int] = {}
         most: dict[int, int] = {}
+        asked_nodes: dict[int, int] = {}
         for client in clients:  # one by one: only one message is held at a time
             if client not in nodes:
                 yield client, "away: its node is not online"
@@ -234,11 +235,13 @@ class Flower:
             self._count(client, "down", asked)
             most[client] = 4 * wire.size(asked) + 2**20  # what comes back is like what was sent
             if number := self.roll.push(kind, asked, nodes[client], str(round_number), self.network.deadline + _LATER):
-                pending[number] = client
+                pending[number], asked_nodes[client] = client, nodes[client]
             else:
                 yield client, "failed: the SuperLink did not take the message"
         while pending and time.monotonic() - began < self.network.deadline:
             for number, client in list(pending.items()):
+                if not self.roll.due(asked_nodes[client], number):
+                    continue
                 if (reply := self.roll.pull(number, most[client])) is None:
                     continue
                 del pending[number]
@@ -246,7 +249,7 @@ class Flower:
                     self._count(client, "up", reply)
                 yield client, reply
             if pending:
-                time.sleep(min(3.0, max(PAUSE, _EACH * len(pending))))
+                time.sleep(PAUSE if self.roll.heard else min(3.0, max(PAUSE, _EACH * len(pending))))
         yield from ((client, f"silent: no reply within {self.network.deadline:g} s") for client in pending.values())
 
     def _count(self, client: int, way: str, content: Any) -> None:

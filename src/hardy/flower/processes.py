@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -16,6 +17,8 @@ from hardy.flower import ENVIRONMENT
 _DIE = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
 """becomes the command that follows, to be killed when its parent dies (PR_SET_PDEATHSIG); Flower's own children then
 miss their parent and end"""
+_PORTS = range(20_000, 32_000)
+_GIVEN: set[int] = set()
 _MORTAL = [sys.executable, "-c", _DIE] if sys.platform == "linux" else []
 
 
@@ -62,9 +65,15 @@ def listens(port: int, process: subprocess.Popen[bytes], seconds: float) -> bool
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """A port of this machine for a process that is slow to take it: below those that systems give to connections, and
+    never the same twice."""
+    while True:
+        port = random.SystemRandom().choice(_PORTS)
+        with socket.socket() as found, contextlib.suppress(OSError):
+            if port not in _GIVEN:
+                found.bind(("127.0.0.1", port))
+                _GIVEN.add(port)
+                return port
 
 
 def descendants(process: int) -> list[int]:

@@ -291,6 +291,9 @@ class ServerProxy(Proxy):
                 self._online[str(number)] = _parse(ActivateNodeResponse, reply.body).node_id
                 write_atomic(self.nodes, json.dumps(self._online).encode())
             _LOG.info("node-%d is online from %s", number, question.peer.address)
+        if question.path in ("/v1/fleet/push-messages", "/v1/fleet/push-object") and reply.status == 200:
+            node = self._online.get(str(self._number(question.peer)), 0)
+            ring(self.nodes, f"from-{node}")  # the run looks for a reply only then
         return reply
 
 
@@ -408,22 +411,22 @@ class NodeProxy(Proxy):
         return bytes(found.SerializeToString())
 
 
-def bell(nodes: Path, node: int) -> int:
-    """When somebody last rang for a node; 0: nobody has."""
+def bell(nodes: Path, node: int | str) -> int:
+    """When somebody last rang for a node, or it has (`from-N`); 0: nobody has."""
     try:
         return bell_file(nodes, node).stat().st_mtime_ns
     except OSError:
         return 0
 
 
-def ring(nodes: Path, node: int) -> None:
-    """Says that there is a message for a node."""
+def ring(nodes: Path, node: int | str) -> None:
+    """Says that there is a message for a node, or from it."""
     place = bell_file(nodes, node)
     place.parent.mkdir(mode=0o700, exist_ok=True)
     place.touch()
 
 
-def bell_file(nodes: Path, node: int) -> Path:
+def bell_file(nodes: Path, node: int | str) -> Path:
     """An empty file beside the server's list of nodes."""
     return nodes.with_name("bells") / str(node)
 

@@ -81,7 +81,7 @@ class SiteModel:
 
     def state_dict(self) -> Tensors:
         """The tensors of the whole network by name; of several bases, those of base B are under baseB."""
-        served = serving.serve(self.run.engine.plan, self.run.served, self.run.own)
+        served = serving.serve(self.run.engine.plan, self.run.served, self.run.own, rounds=self.run.state.round)
         bases = served.bases(0)
         if len(bases) == 1:
             return bases[0]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,9 +46,15 @@ def parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def macs(model: nn.Module, shape: ImageShape, tensors: Mapping[str, Sequence[int]] | None = None) -> int:
+def macs(
+    model: nn.Module,
+    shape: ImageShape,
+    tensors: Mapping[str, Sequence[int]] | None = None,
+    kept: Mapping[str, float] | None = None,
+) -> int:
     """Multiply-accumulates of convolutions, linear layers, attention and other matrix products in one forward pass of
-    one sample; `tensors` gives the model's other shapes, as in a narrower network."""
+    one sample; `tensors` gives the model's other shapes, as in a narrower network, and `kept` the shares of the weights
+    that are not zero: only these take products."""
 
     def forward(device: str) -> None:
         here = deepcopy(model).to(device).eval()  # the model stays as it is
@@ -57,7 +64,22 @@ def macs(model: nn.Module, shape: ImageShape, tensors: Mapping[str, Sequence[int
             held.data = torch.zeros(tuple(size), dtype=held.dtype, device=device)
         here.requires_grad_(True)  # nn.MultiheadAttention then makes plain products, which can be counted
         dtype = next((parameter.dtype for parameter in here.parameters()), None)
+        for path, layer in here.named_modules() if kept else ():
+            if kept and f"{path}.weight" in kept:
+                layer.register_forward_hook(partial(skip, share=kept[f"{path}.weight"]))
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
             here(torch.zeros(1, *shape, dtype=dtype, device=device))
 
-    return count_macs(forward)
+    skipped: list[float] = []
+
+    def skip(layer: nn.Module, given: tuple[torch.Tensor, ...], out: torch.Tensor, *, share: float) -> None:
+        skipped.append((1 - share) * out.numel() * layer.get_parameter("weight")[0].numel())
+
+    return count_macs(forward) - round(sum(skipped))
+
+
+def shares_kept(model: nn.Module, held: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """The share of every layer's weights that is not zero."""
+    layers = [p for p, m in model.named_modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear)]
+    names = (f"{path}.weight" for path in layers)
+    return {name: int(held[name].count_nonzero()) / held[name].numel() for name in names if name in held}

@@ -3,6 +3,7 @@
 from hardy.papers.afl import afl
 from hardy.papers.calfat import calfat
 from hardy.papers.dbfat import dbfat
+from hardy.papers.depthfl import depthfl
 from hardy.papers.dsgd import dsgd
 from hardy.papers.fat import fatavg, fatavg_dbn, fatbn, fatfree, fatmeta, fatprox, fatscaffold
 from hardy.papers.fbn import fbn
@@ -16,7 +17,9 @@ from hardy.papers.fednova import fednova
 from hardy.papers.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from hardy.papers.fedrbn import fedrbn
 from hardy.papers.fedrobust import fedrobust
+from hardy.papers.fedrolex import fedrolex
 from hardy.papers.fedwon import fedwon
+from hardy.papers.fiarse import fiarse
 from hardy.papers.fixbn import fixbn
 from hardy.papers.gairat import fedgairat
 from hardy.papers.hbn import hbn
@@ -35,6 +38,7 @@ __all__ = [
     "calfat",
     "centralised",
     "dbfat",
+    "depthfl",
     "dsgd",
     "fatavg",
     "fatavg_dbn",
@@ -58,8 +62,10 @@ __all__ = [
     "fedprox",
     "fedrbn",
     "fedrobust",
+    "fedrolex",
     "fedwon",
     "fedyogi",
+    "fiarse",
     "fixbn",
     "hbn",
     "heterofl",

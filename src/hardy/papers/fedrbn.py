@@ -31,7 +31,7 @@ from hardy.core.layers import Call, CountedStatistics, Statistics
 from hardy.core.method import Method
 from hardy.core.net import Net
 from hardy.core.partition import Placement, Role, Tag, branch_paths
-from hardy.core.protocols import Batch, Givers, Objective, Optimiser
+from hardy.core.protocols import Batch, Givers, Objective, Optimiser, Setting, name_part
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.papers.fedbn import Local, local
@@ -61,6 +61,18 @@ class Propagated(Local):
             raise HardyError(f"propagated temperature (T) is {self.temperature}; it must be above 0.")
         if self.givers is not None and self.givers < 1:
             raise HardyError(f"propagated givers is {self.givers}; it must be 1 or more, or absent.")
+
+    def check(self, method: Method, setting: Setting) -> None:
+        super().check(method, setting)
+        givers = {client.capacity for client in setting.sorts if client.kind != "ST"}
+        for taker in sorted({client.capacity for client in setting.sorts if client.kind == "ST"}):
+            if unfit := [giver for giver in sorted(givers) if not method.budget.shares_statistics(giver, taker)]:
+                raise HardyError(
+                    f"norm propagated hands statistics of AT clients of capacity {unfit[0]:g} to ST clients of "
+                    f"capacity {taker:g}, but budget {name_part(method.budget)!r} gives these another network, whose "
+                    "layers have other inputs or which the AT clients never trained. Usual fix: the same capacity for "
+                    "all, budget queue (split_mix), or exits (depthfl) with AT clients of the largest capacity."
+                )
 
     @property
     def reads(self) -> frozenset[str]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from hardy.core import tensors
 from hardy.core.federation import affordable
-from hardy.core.protocols import Budget, Submodels
+from hardy.core.protocols import Budget
+from hardy.core.submodels import Submodels
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.registry import part
@@ -37,7 +38,7 @@ class Mixed(Budget):
     def widths(self) -> tuple[float, ...]:
         return tuple(min(1.0, round(count * self.unit, 9)) for count in range(1, self.bases + 1))
 
-    def serve(self, held: Tensors, width: float, submodels: Submodels | None = None) -> list[Tensors]:
+    def serve(self, held: Tensors, width: float, submodels: Submodels | None = None, rounds: int = 0) -> list[Tensors]:
         if not self.unit - 1e-9 <= width <= 1:
             raise HardyError(
                 f"width {width} is outside the trained range: the bases are ×{self.unit:g}, so it must be in "

@@ -94,7 +94,7 @@ class Tuning:
     seed: int
     """which no figure of the table comes from"""
     by: tuple[str, ...] = (CLEAN,)
-    """clean and threats, whose mean on validation rows decides"""
+    """clean, threats and measures of the table, whose mean on validation rows decides"""
     limit: int | None = None
     """validation rows of each client; absent: all"""
     set: tuple[str, ...] = ()
@@ -103,9 +103,6 @@ class Tuning:
     def __post_init__(self) -> None:
         if not self.vary or not all(self.vary.values()) or not self.by:
             raise HardyError('tuning needs values to vary and a measure to choose by, such as by = ["clean"].')
-        for threat in self.by:
-            if threat != CLEAN:
-                parse_threat(threat)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +117,8 @@ class Quick:
     """absent: the table's"""
     limit: int | None = None
     """test rows of each client under attack; absent: all"""
+    tuning: tuple[str, ...] | None = None
+    """overrides while it tunes; absent: those of [tuning]"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,6 +248,9 @@ class ResultTable:
                 raise HardyError(f"{where}: row {name!r} is not run, so `set` has no effect. Leave one of them out.")
         if self.tuning and self.program:
             raise HardyError(f"{where} is measured by {self.program}, so [tuning] has no effect. Leave it out.")
+        for by in self.tuning.by if self.tuning else ():
+            if by != CLEAN and by not in [measure.name for measure in self.measures]:
+                parse_threat(by)
         for measure in self.measures:
             if not any(re.search(measure.rows, name) for name in self.rows):
                 raise HardyError(f"{where}: no row has the measure {measure.name!r} ({measure.rows!r}).")

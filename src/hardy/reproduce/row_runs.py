@@ -163,7 +163,8 @@ def row_experiment(table: ResultTable, job: RowJob) -> tuple[Experiment, ResultT
         tuned = chosen_overrides(home, name, quick=job.quick, given=job.overrides)
     else:
         assert home.tuning is not None
-        tuned = *home.tuning.set, *job.setting
+        own = home.quick.tuning if job.quick and home.quick else None
+        tuned = *(home.tuning.set if own is None else own), *job.setting
     overrides = [*home.overrides_of(name, quick=job.quick), *tuned, *_UNTESTED, *job.overrides]
     code = [str((home.folder / home.code).resolve())] if home.code else []
     chosen = hardy.read(home.folder / file, overrides, imports=code)

@@ -12,6 +12,7 @@
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -39,8 +40,10 @@ def _override(key: str, value: Any) -> str:
 def tuning_measures(table: ResultTable) -> list[RowMeasure]:
     """What line 3 takes the mean of."""
     assert table.tuning is not None
+    defined = {measure.name: measure for measure in table.measures}
+    plain = {by: RowMeasure(name=by, threat="" if by == CLEAN else by) for by in table.tuning.by if by not in defined}
     return [
-        RowMeasure(name=by, threat="" if by == CLEAN else by, part="validation", limit=table.tuning.limit)
+        replace({**plain, **defined}[by], part="validation", limit=table.tuning.limit, rows="")
         for by in table.tuning.by
     ]
 

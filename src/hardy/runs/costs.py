@@ -11,9 +11,10 @@ from hardy.core import tensors
 from hardy.core.method import Plan
 from hardy.core.net import Net
 from hardy.core.protocols import Batch, Objective
+from hardy.core.submodels import OnSubnetworks
 from hardy.core.tensors import ImageShape, Tensors
 from hardy.data.augmentation import Augmentation
-from hardy.models.count import count_macs
+from hardy.models.count import count_macs, macs, shares_kept
 from hardy.runs.run import Run
 
 _IMAGES = 12
@@ -25,7 +26,7 @@ def image_macs(
 ) -> int:
     """Multiply-accumulates that one image takes in a training step: all products of the augmentation and of the forward
     and backward passes that this objective makes, attacks included, counted by running the step on tensors without
-    data."""
+    data. Of a sparse sub-network, the share that has a weight in the first one."""
 
     model = plan.model
     constants = {n: t for n, t in model.named_buffers() if n not in plan.tags}
@@ -42,7 +43,16 @@ def image_macs(
         x = x if augmentation is None else augmentation.apply(x, key)
         objective.gradient(objective, net, private, Batch(x, y, torch.ones(classes, device=device)), key, start)
 
-    return count_macs(step) // _IMAGES
+    return round(count_macs(step) // _IMAGES * _share_multiplied(plan, objective, shape))
+
+
+def _share_multiplied(plan: Plan, objective: Objective, shape: ImageShape) -> float:
+    """The share of a forward pass's products whose weight is not zero."""
+    if not isinstance(objective, OnSubnetworks) or not objective.submodels.sparse:
+        return 1.0
+    (capacity,) = objective.trained
+    kept = shares_kept(plan.model, objective.submodels.cut(plan.start, capacity, 0, plan.start))
+    return macs(plan.model, shape, kept=kept) / macs(plan.model, shape)
 
 
 def macs_of_a_round(run: Run, round_number: int) -> dict[int, int]:
@@ -63,18 +73,16 @@ def training_costs(run: Run) -> dict[str, Any]:
     (Split-Mix, Fig. 5 and 6)."""
     plan, clients, rounds = run.engine.plan, run.engine.data.clients, run.state.round
     whole = {n: shape for n, shape in tensors.shapes(plan.start).items() if plan.tags[n].trained}
-    held = [
-        sum(prod((plan.submodels.shapes(client.capacity) if plan.submodels else whole)[n]) for n in whole)
-        for client in clients
-    ]
+    own = [plan.submodels.sizes(client.capacity) if plan.submodels else {} for client in clients]
+    held = [round(sum(sizes.get(n, prod(shape)) for n, shape in whole.items())) for sizes in own]
     total = plan.method.budget.bases * sum(map(prod, whole.values()))
     spent, sent = np.zeros(len(clients)), np.zeros(len(clients))
     met: dict[str, dict[int, int]] = {client.domain: {} for client in clients}
     for round_number in range(rounds):
         for slot in run.server.ask(round_number).slots:
             sent[slot.client] += held[slot.client]
-            own = met[clients[slot.client].domain]
-            own[slot.base] = max(own.get(slot.base, 0), held[slot.client])
+            met_there = met[clients[slot.client].domain]
+            met_there[slot.base] = max(met_there.get(slot.base, 0), held[slot.client])
         for number, work in macs_of_a_round(run, round_number).items():
             spent[number] += work
     return {

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +13,7 @@ from hardy import config
 from hardy.attacks.base import Attack, refuse_inputs, refuse_usual_radius
 from hardy.attacks.threats import parse_threat
 from hardy.config import FROM_PYTHON, Experiment, construct, convert, named
-from hardy.core import random
+from hardy.core import random, tensors
 from hardy.core.clock import Clock
 from hardy.core.engine import Measures, RunEngine, Trains
 from hardy.core.federation import LISTED, MOST_MEASURED, Federation, LazyClients
@@ -72,7 +71,7 @@ def prepare(
     if data is None and network is None:
         experiment = with_data_place(experiment, data_folder)
     data = _dealt(experiment, data, data_folder, given=given)
-    data = _with_sample(experiment, data)
+    data = _with_sample(experiment, data, far=network is not None)
     data, own_data = _with_server_rows(experiment, data, data_folder, far=network is not None)
     if network is None:  # nodes bring their own
         data = experiment.faults.add_hostile_clients(data, experiment.seed)
@@ -166,6 +165,17 @@ def _clock(
         raise HardyError("[clock] simulates the clients' time; over a network it is what it is. Leave it out.")
     if plan.method.pooled:
         raise HardyError(f"[clock] times clients, and method {plan.method.name!r} pools their rows. Leave it out.")
+    asked = experiment.cohort.size(len(data.clients))
+    if (enough := experiment.clock.enough) is not None and enough >= asked:
+        raise HardyError(
+            f"clock.enough is {enough}, and {asked} clients are asked, so it has no effect. Ask more (cohort), or "
+            "leave it out."
+        )
+    if experiment.clock.online < 1 and experiment.cohort.sampling == "poisson":
+        raise HardyError(
+            f"clock.online is {experiment.clock.online:g} beside cohort.sampling = poisson, in which every client has "
+            "a chance of its own, online or not. Take cohort.sampling = fixed."
+        )
     return Clock(
         experiment.clock,
         experiment.seed,
@@ -186,14 +196,18 @@ def _slot_macs(
 
 def _slot_bytes(plan: Plan, data: Federation, slot: Slot) -> int:
     """What a slot is sent, and sends back, in float32."""
-    part = plan.submodels.shapes(data.clients[slot.client].capacity) if plan.submodels else {}
-    names = (*plan.names(Placement.SHARED), *plan.names(Placement.REPORTED))
-    return sum(prod(part.get(name, plan.start[name].shape)) * plan.start[name].element_size() for name in names)
+    part = plan.submodels.sizes(data.clients[slot.client].capacity) if plan.submodels else {}
+    sent = tensors.select(plan.start, (*plan.names(Placement.SHARED), *plan.names(Placement.REPORTED)))
+    return round(sum(part.get(name, value.numel()) * value.element_size() for name, value in sent.items()))
 
 
-def _with_sample(experiment: Experiment, data: Federation) -> Federation:
+def _with_sample(experiment: Experiment, data: Federation, *, far: bool) -> Federation:
     """Which clients are measured and listed: all, or some of very many."""
     count, asked = len(data.clients), experiment.evaluation.clients
+    if far:
+        if asked is not None:
+            raise HardyError(f"evaluation.clients is {asked}; over a network every node measures itself. Leave it out.")
+        return data
     if asked is not None and asked > count:
         raise HardyError(f"evaluation.clients is {asked}, but there are {count} clients. Ask for fewer.")
     size = asked or (count if count <= MOST_MEASURED else LISTED)

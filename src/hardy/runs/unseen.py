@@ -64,6 +64,7 @@ def _network(engine: Engine, state: ServerState, statistics: Estimate, rows: Any
         {**state.reported, **engine.store},
         statistics,
         reported=dict(state.reported),
+        rounds=state.round,
         images=engine.device_data.images("train", some) if statistics == "images" else None,
     )
 

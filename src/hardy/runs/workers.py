@@ -21,7 +21,7 @@ import time
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,10 @@ from torch import Tensor
 from hardy import config
 from hardy.config import Experiment
 from hardy.core import tensors
+from hardy.core.disk_store import DiskStore
 from hardy.core.files import make_folder, write_atomic
 from hardy.core.ranks import ALONE, Ranks
+from hardy.core.server import Server
 from hardy.core.store import ClientStore, MemoryStore, Snapshot
 from hardy.core.tensors import Tensors
 from hardy.engines.distributed import Distributed, digest, owners
@@ -48,6 +50,10 @@ from hardy.user_code import USER, places
 
 _GRACE = 5.0
 """seconds in which a rank that has closed its connections must have ended"""
+
+
+_LOST = 3
+"""exit code of a rank that misses another"""
 
 
 def torchrun_ranks() -> tuple[int, int]:
@@ -86,6 +92,7 @@ def started_ranks(experiment: Experiment, data_folder: Path | str | None, given:
             "names only. Name it (module:name), or start this script with torchrun, so that every worker runs it."
         )
     threads = torch.get_num_threads()
+    _take_gpu(int(os.environ.get("LOCAL_RANK", "0")), choice.device)
     if world > 1:
         ranks = ProcessGroup(number, world, timeout=choice.timeout)
         try:
@@ -114,6 +121,12 @@ def started_ranks(experiment: Experiment, data_folder: Path | str | None, given:
         ranks.leave()
         torch.set_num_threads(threads)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _take_gpu(number: int, asked: str) -> None:
+    """A rank's own GPU, in turn, unless the experiment names one for all."""
+    if asked in ("auto", "cuda") and torch.cuda.is_available():
+        torch.cuda.set_device(number % torch.cuda.device_count())
 
 
 def _start(
@@ -148,15 +161,16 @@ def _await_ready(processes: Sequence["subprocess.Popen[bytes]"], folder: Path, p
 def _who_died(processes: Sequence["subprocess.Popen[bytes]"], folder: Path) -> str:
     """Which rank has ended and how, in words; empty if none has."""
     until = time.monotonic() + _GRACE
-    while time.monotonic() < until:
-        for number, process in enumerate(processes, 1):
-            if (code := process.poll()) is not None:
-                why = folder / f"rank-{number}"
-                words = f": {why.read_text('utf-8')}" if why.exists() else ""
-                how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-                return f"rank {number} of {len(processes) + 1} {how}{words}"
+    while all(process.poll() is None for process in processes) and time.monotonic() < until:
         time.sleep(0.05)
-    return ""
+    ended = {number: code for number, process in enumerate(processes, 1) if (code := process.poll()) is not None}
+    if not ended:
+        return ""
+    number, code = min(ended.items(), key=lambda one: one[1] == _LOST)  # one that has missed another is not the cause
+    why = folder / f"rank-{number}"
+    words = f": {why.read_text('utf-8')}" if why.exists() else ""
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return f"rank {number} of {len(processes) + 1} {how}{words}"
 
 
 def refuse_workers(run: Run) -> None:
@@ -179,9 +193,10 @@ def refuse_workers(run: Run) -> None:
         )
     alone = {
         "evaluation.diagnosis": bool(choice.diagnosis),
-        "evaluation.clients": choice.clients is not None,
+        "evaluation.clients": run.engine.data.sample is not None,
         "data.held_out": bool(run.experiment.data.held_out),
         "[population]": bool(run.experiment.population.clients),
+        "engine.store = disk": any(isinstance(s, DiskStore) for s in (run.engine.store, run.state.reported)),
     }
     for key in (key for key, used in alone.items() if used):
         raise HardyError(
@@ -217,9 +232,9 @@ def hand_out(run: Run, ranks: Ranks) -> None:
     run.measures = SpreadMeasure(whole, engine)
     ranks.tell("state", run.state)
     if before and (run.state.round or run.experiment.init):  # else all have the same first values
+        ranks.tell("rows")
         for rank in range(1, ranks.count):
-            ranks.tell("rows")
-            rows = tensors.send([client for client, at in enumerate(engine.owner) if at == rank], engine.device)
+            rows = tensors.send(rank_clients(engine.owner, rank), engine.device)
             ranks.send(tensors.gather(before, rows), rank)
     engine.shown = _RankStore(engine)
 
@@ -231,7 +246,8 @@ def _take_share(run: Run, ranks: ProcessGroup) -> Distributed:
     run.engine = engine = Distributed(whole, ranks, owners(client_costs(run), ranks.count))
     engine.store = MemoryStore(tensors.gather(before, tensors.send(engine.own, engine.device)))
     whole.store = MemoryStore({})
-    run.server = replace(run.server, ranks=ranks)
+    known = {field.name: getattr(run.server, field.name) for field in fields(Server)}
+    run.server = Server(**{**known, "ranks": ranks})  # which waits for its replies, unlike the pipelined one
     return engine
 
 
@@ -377,14 +393,15 @@ def start_rank() -> int:
     try:
         allow = replace(USER, listed=tuple(places(tomllib.loads(told["experiment"]))))
         experiment = config.parse(told["experiment"], where="the experiment", check=False, allow=allow)
-        run = prepare(experiment, data_folder=told["data"])
         choice = experiment.engine
+        _take_gpu(number, choice.device)
+        run = prepare(experiment, data_folder=told["data"])
         ranks = ProcessGroup(number, choice.workers, timeout=choice.timeout, meeting=f"file://{folder / 'meeting'}")
         (folder / f"ready-{number}").touch()
         serve_first_rank(run, ranks)
         ranks.leave()
     except RankLost:
-        return 1  # the first rank says what was lost, if it is there
+        return _LOST  # the first rank says what was lost, if it is there
     except HardyError as error:
         (folder / f"rank-{number}").write_text(str(error), encoding="utf-8")
         return 2
