@@ -54,7 +54,7 @@ def test_the_wheel_installs_and_runs(tmp_path):
 
 def test_the_name_is_one_everywhere():
     assert PROJECT["name"] == "hardy-fl"
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("src/**/*.py"), *ROOT.glob("examples/*.*")]
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("src/**/*.py"), *ROOT.glob("examples/**/*.*")]
     for page in pages:
         for name in re.findall(r"pip install (?:-\S+ )*'?\"?([\w-]+)", page.read_text("utf-8")):
             assert name != "hardy", f"{page}: the package is hardy-fl"
