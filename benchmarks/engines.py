@@ -111,7 +111,8 @@ def bare_step(run):
     rows = torch.stack([torch.from_numpy(engine.batches(0, s.client)[0]) for s in work.slots]).to(engine.device)
     received = tensors.gather(work.shared, 0)
     each = tensors.apply(lambda t: t.expand(len(work.slots), *t.shape).clone(), received)
-    state = client.fresh_copies(client.init_client(engine.plan, each, {}, engine.label_counts.clone()))
+    counts = engine.label_counts([slot.client for slot in work.slots])
+    state = client.fresh_copies(client.init_client(engine.plan, each, {}, counts))
     keys = torch.from_numpy(client.step_keys(0, 0, work.slots, 1)[0]).to(engine.device)
     rate = torch.tensor(0.01, device=engine.device)
     method = engine.plan.method

@@ -94,13 +94,13 @@ def fit(method, *, data=None, out=None, model=net, **changes) -> hardy.Run:
     return hardy.fit(chosen, method=method, model=model, data=data, out=out, quiet=True)
 
 
-def everything(run) -> dict[str, torch.Tensor]:
-    """All tensors of a run under one roof."""
+def everything(run, own=None) -> dict[str, torch.Tensor]:
+    """All tensors of a run under one roof; the private ones of nodes are told."""
     parts = {
         "shared": run.state.shared,
         "reported": run.state.reported,
         "memory": run.state.memory,
-        "own": run.engine.store,
+        "own": run.engine.store if own is None else own,
     }
     return {f"{part}/{name}": tensor for part, held in parts.items() for name, tensor in held.items()}
 

@@ -21,6 +21,7 @@ SCRIPTS = {
     "benchmarks/hostile_replies.py": (["--smoke"], "| all NaN | unchanged |"),
     "benchmarks/robust.py": (["out.json", "--smoke"], "measured"),
     "benchmarks/split_mix.py": (["out.json", "--smoke"], "customising, ms"),
+    "benchmarks/tree.py": (["out.json", "--smoke"], "costs"),
     "experiments/fbn/two_dimensions.py": (["out.svg", "--smoke"], "one machine"),
 }
 """arguments, and what must be a key of the result file, or stand in the picture or in what is printed"""
@@ -36,7 +37,11 @@ SLOW = {
 }
 PEERS = {f"benchmarks/peers/{name}.py" for name in ("work", "bare_run", "hardy_run", "flower_run", "pfl_run")}
 """run by peers.py, the last two where Ray and pfl are installed"""
-PARTS = {"experiments/fedrbn/clipping.py", "experiments/private/attacks.py"}
+PARTS = {
+    "experiments/fedrbn/clipping.py",
+    "experiments/field/four_convolutions.py",
+    "experiments/private/attacks.py",
+}
 """modules that a table names"""
 
 

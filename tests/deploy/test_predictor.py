@@ -47,7 +47,7 @@ def test_gradients_reach_the_input_and_the_parameters(dual):
     served = dual.customise(width=0.5, robustness=0.3)
     x = X.clone().requires_grad_()
     served(x).logsumexp(1).sum().backward()
-    bases = serve(dual.engine.plan, dual.state.shared, {}, width=0.5).bases(0)
+    bases = serve(dual.engine.plan, dual.state.shared, {}, rounds=dual.state.round, width=0.5).bases(0)
 
     def by_hand(x, bases):
         with calling(branch="clean", statistics="running", key=None, robustness=0.3):

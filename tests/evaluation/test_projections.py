@@ -18,7 +18,7 @@ SHORT = pgd(steps=1)
 
 
 def found_norms(run):
-    return norms(run.engine.plan, run.own)
+    return norms(run.engine.plan, run.own, range(len(run.engine.data.clients)))
 
 
 def kinds(*given):
