@@ -203,7 +203,7 @@ def server_apps(folder):
     return [pid for pid in members(folder) if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-PROCESSES = {b"superlink", b"supernode", b"flower-superexec", b"flwr-serverapp", b"hardy.flower.nursery"}
+PROCESSES = {b"superlink", b"supernode", b"flower-superexec", b"flwr-serverapp", b"hardy.flower.fork_server"}
 
 
 def quiet_processes(folder):

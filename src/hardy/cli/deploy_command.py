@@ -104,8 +104,8 @@ def _node(options: Any) -> None:
     )
     with until_stopped(made.process):
         print(f"client {keys.number}; audit log: {options.state / 'audit.jsonl'}", flush=True)
-    if made.nursery is not None:
-        made.nursery.stop()
+    if made.fork_server is not None:
+        made.fork_server.stop()
 
 
 def _address(text: str, option: str) -> tuple[str, int]:

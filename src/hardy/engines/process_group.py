@@ -11,7 +11,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -34,6 +34,8 @@ _ALIGNED = 64
 _PATIENT = timedelta(days=30)
 """how long a rank waits to be told what to do: the first one may be busy with the user's own code"""
 
+_FAREWELL = timedelta(seconds=5)
+
 
 class RankLost(HardyError):
     """Another rank does not answer any more."""
@@ -50,6 +52,7 @@ class ProcessGroup(Ranks):
         """returns when the ranks that this process has started can be met"""
         self.home = self.device = torch.device("cpu")
         """the engine's; and where sums are exchanged: a GPU, if each rank has one of its own"""
+        self._orders: dist.ProcessGroup | None = None
 
     def join(self, device: torch.device) -> None:
         """Meets the other ranks."""
@@ -76,7 +79,7 @@ class ProcessGroup(Ranks):
     def leave(self) -> None:
         """Ends the group, which a script under torchrun keeps for its next run."""
         if self.meeting == "env://":
-            atexit.register(_end_group)
+            atexit.register(_end_together, self._orders)
         else:
             _end_group()
 
@@ -164,6 +167,15 @@ class ProcessGroup(Ranks):
                 f"by torch: {str(error).splitlines()[0][:200]}"
             )
             raise RankLost(told) from error
+
+
+def _end_together(orders: dist.ProcessGroup | None) -> None:
+    """Ends the group when all ranks have come to their end: gloo aborts a process whose peer goes while it still talks.
+    Nobody waits long for one that has died."""
+    if orders is not None and dist.is_initialized():
+        with suppress(RuntimeError):
+            dist.monitored_barrier(orders, timeout=_FAREWELL)
+    _end_group()
 
 
 def _end_group() -> None:

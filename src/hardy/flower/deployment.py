@@ -17,8 +17,8 @@ from hardy.errors import HardyError
 from hardy.flower.app_folder import CONTROL_PORT
 from hardy.flower.audit import AUDIT, Audit
 from hardy.flower.certificates import Keys, site_secret
+from hardy.flower.fork_server import ForkServer
 from hardy.flower.launcher import Launcher
-from hardy.flower.nursery import Nursery
 from hardy.flower.processes import free_port, listens, quiet_environment, start_process, stop_process
 from hardy.flower.proxy import NodeProxy, Refused, ServerProxy
 
@@ -82,7 +82,7 @@ class RunningNode:
 
     process: subprocess.Popen[bytes]
     proxy: NodeProxy
-    nursery: Nursery | None
+    fork_server: ForkServer | None
 
 
 def start_node(
@@ -94,9 +94,9 @@ def start_node(
     settings: Mapping[str, Any],
     environment: Mapping[str, str] | None = None,
     log: IO[bytes] | None = None,
-    nursery: Nursery | None = None,
+    fork_server: ForkServer | None = None,
 ) -> RunningNode:
-    """Starts all three, for the apps with these SHA-256 and no others. Nodes of one machine may share a nursery."""
+    """Starts all three, for the apps with these SHA-256 and no others. Nodes of one machine may share a fork server."""
     with disk(str(state)):
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
     audit = Audit(state / AUDIT)
@@ -120,14 +120,14 @@ def start_node(
     ]
     home = {"FLWR_HOME": str((state / f"flwr-{keys.number}").absolute()), SITE: str(state.absolute())}
     around = {**(environment or quiet_environment()), **home}
-    if nursery is None and FORKS:
-        nursery = Nursery(around, log)
-    if nursery is not None:
+    if fork_server is None and FORKS:
+        fork_server = ForkServer(around, log)
+    if fork_server is not None:
         command += ["--isolation", "process"]  # apps are started by us
     process = start_process(command, around, log)
-    if nursery is not None:
-        proxy.delivered = Launcher(runtime, process, nursery, around, log).ring
-    return RunningNode(process, proxy, nursery)
+    if fork_server is not None:
+        proxy.delivered = Launcher(runtime, process, fork_server, around, log).ring
+    return RunningNode(process, proxy, fork_server)
 
 
 def check_connection(proxy: NodeProxy, server: tuple[str, int]) -> None:

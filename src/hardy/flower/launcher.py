@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from subprocess import Popen
 from typing import IO, Any
 
-from hardy.flower.nursery import Nursery
+from hardy.flower.fork_server import ForkServer
 
 _SELDOM = 3.0
 """seconds between two questions if nobody has said that there is work"""
@@ -29,11 +29,11 @@ class Launcher:
         self,
         runtime: str,
         node: Popen[bytes],
-        nursery: Nursery,
+        fork_server: ForkServer,
         environment: Mapping[str, str],
         log: IO[bytes] | None = None,
     ) -> None:
-        self.runtime, self.node, self.nursery = runtime, node, nursery
+        self.runtime, self.node, self.fork_server = runtime, node, fork_server
         self.environment, self._output = dict(environment), os.dup(log.fileno() if log else 2)
         self._come = threading.Event()
         threading.Thread(target=self._work, daemon=True).start()
@@ -66,10 +66,10 @@ class Launcher:
         words += ["--parent-pid", str(self.node.pid)]
         while self.node.poll() is None:
             try:
-                self.nursery.order(words, self.environment, self._output)
+                self.fork_server.order(words, self.environment, self._output)
                 return True
             except OSError as error:
-                if self.nursery.process.poll() is not None:
+                if self.fork_server.process.poll() is not None:
                     _LOG.warning("no app can be started, so the node ends: %s", error)
                     self.node.terminate()
                 time.sleep(_OFTEN)  # it is loading

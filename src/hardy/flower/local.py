@@ -26,7 +26,7 @@ from hardy.flower.app_folder import CONNECTION, build_app, write_app
 from hardy.flower.apps import outcome
 from hardy.flower.certificates import certificates, load_keys, require_flower
 from hardy.flower.deployment import FORKS, START, start_node, start_server
-from hardy.flower.nursery import Nursery
+from hardy.flower.fork_server import ForkServer
 from hardy.flower.processes import free_port, quiet_environment, stop_process
 from hardy.runs import prepare as experiment
 from hardy.runs.folder import locked
@@ -55,7 +55,7 @@ class Site:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     proxies: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
-    nursery: Nursery | None = None
+    fork_server: ForkServer | None = None
     """where the apps of all nodes are born"""
 
     def prepare(self, chosen: Experiment, out: Path, nodes: int, data_folder: Path | None = None) -> None:
@@ -98,9 +98,9 @@ class Site:
         """Starts the node of a client, which agrees to the app as it is now."""
         agreed = apps if apps is not None else [build_app(self.folder / "app")]
         name = f"node-{number}"
-        if FORKS and (self.nursery is None or self.nursery.process.poll() is not None):
+        if FORKS and (self.fork_server is None or self.fork_server.process.poll() is not None):
             with self._open("apps") as log:
-                self.nursery = Nursery({**self.environment, "OMP_NUM_THREADS": "1"}, log)
+                self.fork_server = ForkServer({**self.environment, "OMP_NUM_THREADS": "1"}, log)
         with self._open(name) as log:
             made = start_node(
                 load_keys(self.folder / "keys" / name, "node"),
@@ -110,7 +110,7 @@ class Site:
                 settings={"threads": 1, **settings},
                 environment={**self.environment, "OMP_NUM_THREADS": "1"},
                 log=log,
-                nursery=self.nursery,
+                fork_server=self.fork_server,
             )
         self.processes[name], self.proxies[name] = made.process, made.proxy
 
@@ -179,8 +179,8 @@ def site(folder: Path) -> Iterator[Site]:
     finally:
         for name in list(place.processes):
             place.stop(name)
-        if place.nursery is not None:
-            place.nursery.stop()
+        if place.fork_server is not None:
+            place.fork_server.stop()
         _LOG.removeHandler(said)
         _LOG.propagate = True
         said.close()

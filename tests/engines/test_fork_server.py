@@ -17,14 +17,14 @@ from flwr.proto.runtime_pb2 import AcquireTaskResponse
 from flwr.proto.task_pb2 import Task
 
 from hardy.flower import launcher as launchers
+from hardy.flower.fork_server import ForkServer
 from hardy.flower.launcher import Launcher
-from hardy.flower.nursery import Nursery
 from hardy.flower.processes import free_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="apps are forked on Linux only")
 APP = """
 import json, os, sys
-import hardy.flower.nursery as nursery
+import hardy.flower.fork_server as fork_server
 from types import SimpleNamespace
 
 def app():
@@ -33,8 +33,8 @@ def app():
     sys.exit(3)
 
 sys.modules["flwr.supernode.cli.flwr_clientapp"] = SimpleNamespace(flwr_clientapp=app)
-nursery._load = lambda: None
-nursery.fork_apps(sys.argv[1])
+fork_server._load = lambda: None
+fork_server.fork_apps(sys.argv[1])
 """
 
 
@@ -46,23 +46,23 @@ def until(condition, seconds=30):
 
 
 @pytest.fixture
-def nursery(tmp_path, monkeypatch):
+def fork_server(tmp_path, monkeypatch):
     """With an app that says who it is in place of Flower's."""
     real = subprocess.Popen
 
     def started(command, environment, log=None):
         return real([sys.executable, "-c", APP, command[-1]], env=dict(environment), start_new_session=True)
 
-    monkeypatch.setattr("hardy.flower.nursery.start_process", started)
-    made = Nursery(dict(os.environ))
+    monkeypatch.setattr("hardy.flower.fork_server.start_process", started)
+    made = ForkServer(dict(os.environ))
     yield made
     made.stop()
 
 
-def order(nursery, words, environment, output):
+def order(fork_server, words, environment, output):
     def come():
         try:
-            nursery.order(words, environment, output)
+            fork_server.order(words, environment, output)
         except OSError:
             return False
         return True
@@ -70,33 +70,33 @@ def order(nursery, words, environment, output):
     until(come)
 
 
-def test_an_app_has_its_own_words_environment_and_output(nursery, tmp_path):
+def test_an_app_has_its_own_words_environment_and_output(fork_server, tmp_path):
     said = []
     for number in range(2):
         with (tmp_path / str(number)).open("wb") as log:
-            order(nursery, ["--token", str(number)], {"OF": f"node-{number}"}, log.fileno())
+            order(fork_server, ["--token", str(number)], {"OF": f"node-{number}"}, log.fileno())
         until(lambda at=tmp_path / str(number): at.read_text().count("\n") == 2)
         first, second = (tmp_path / str(number)).read_text().splitlines()
         assert second == "error"
         said.append(json.loads(first))
     assert [one[:2] for one in said] == [[["flwr-clientapp", "--token", str(n)], f"node-{n}"] for n in range(2)]
-    assert all(parent == nursery.process.pid for *_, parent in said) and said[0][2] != said[1][2]
+    assert all(parent == fork_server.process.pid for *_, parent in said) and said[0][2] != said[1][2]
     with (tmp_path / "last").open("wb") as log:
-        order(nursery, [], {}, log.fileno())  # which buries the dead
+        order(fork_server, [], {}, log.fileno())  # which buries the dead
     until(lambda: not any(os.path.exists(f"/proc/{one[2]}") for one in said))  # noqa: PTH110
 
 
 def test_no_more_apps_run_at_once_than_may(tmp_path, monkeypatch):
     slow = APP.replace("sys.exit(3)", "import time; time.sleep(1)").replace(
-        "nursery._load", "nursery.AT_ONCE = 2; nursery._load"
+        "fork_server._load", "fork_server.AT_ONCE = 2; fork_server._load"
     )
     monkeypatch.setattr(
-        "hardy.flower.nursery.start_process",
+        "hardy.flower.fork_server.start_process",
         lambda command, environment, log=None: subprocess.Popen(
             [sys.executable, "-c", slow, command[-1]], env=dict(environment), start_new_session=True
         ),
     )
-    made, began = Nursery(dict(os.environ)), None
+    made, began = ForkServer(dict(os.environ)), None
     try:
         with (tmp_path / "log").open("wb") as log:
             for _ in range(5):
@@ -110,12 +110,12 @@ def test_no_more_apps_run_at_once_than_may(tmp_path, monkeypatch):
 def test_apps_end_with_the_process_they_were_forked_from(tmp_path, monkeypatch):
     slow = APP.replace("sys.exit(3)", "import time; time.sleep(600)")
     monkeypatch.setattr(
-        "hardy.flower.nursery.start_process",
+        "hardy.flower.fork_server.start_process",
         lambda command, environment, log=None: subprocess.Popen(
             [sys.executable, "-c", slow, command[-1]], env=dict(environment), start_new_session=True
         ),
     )
-    made = Nursery(dict(os.environ))
+    made = ForkServer(dict(os.environ))
     with (tmp_path / "log").open("wb") as log:
         order(made, [], {}, log.fileno())
     until(lambda: (tmp_path / "log").read_text().count("\n") == 2)
@@ -126,17 +126,17 @@ def test_apps_end_with_the_process_they_were_forked_from(tmp_path, monkeypatch):
     made.stop()
 
 
-def test_a_bad_order_harms_nobody(nursery, tmp_path):
+def test_a_bad_order_harms_nobody(fork_server, tmp_path):
     import socket
 
     with (tmp_path / "log").open("wb") as log:
-        order(nursery, [], {}, log.fileno())
+        order(fork_server, [], {}, log.fileno())
         for rubbish in (b"", b"\0", b"\0{]", b"\0" + b"9" * 10**6):
             with socket.socket(socket.AF_UNIX) as line, suppress(BrokenPipeError):
-                line.connect(nursery._path)
+                line.connect(fork_server._path)
                 line.sendall(rubbish)
-        order(nursery, [], {}, log.fileno())
-    assert nursery.process.poll() is None
+        order(fork_server, [], {}, log.fileno())
+    assert fork_server.process.poll() is None
 
 
 def test_a_task_is_fetched_when_a_message_has_passed(monkeypatch, tmp_path):

@@ -1,6 +1,6 @@
-"""Where a site's apps are born: a process that has loaded torch and Hardy, and forks itself for each message.
+"""Starts a site's apps: a process that has loaded torch and Hardy, and forks itself for each message.
 
-    python -m hardy.flower.nursery SOCKET
+    python -m hardy.flower.fork_server SOCKET
 
 Flower starts a process for every message, and each loads everything anew: seconds of a core. A fork has it all and
 takes milliseconds; it is a process of its own as before, and it ends with its message. Nothing here starts a thread:
@@ -29,13 +29,13 @@ _LARGEST = 2**22
 """bytes of one order: arguments and an environment"""
 
 
-class Nursery:
+class ForkServer:
     """The process, as whoever orders apps from it sees it."""
 
     def __init__(self, environment: Mapping[str, str], log: IO[bytes] | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="hardy-")  # 0700, and short: a socket's path has a limit
         self._path = str(Path(self._folder.name) / "apps")
-        command = [sys.executable, "-m", "hardy.flower.nursery", self._path]
+        command = [sys.executable, "-m", "hardy.flower.fork_server", self._path]
         self.process: Popen[bytes] = start_process(command, environment, log)
 
     def order(self, arguments: Sequence[str], environment: Mapping[str, str], output: int) -> None:
