@@ -245,7 +245,7 @@ def test_evaluations_at_the_same_time_merge(tmp_path):
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_four_processes_evaluate_at_the_same_time(tmp_path, seeds):
     few = ["rounds=1", "data.clients=1", "data.limit=20", "training.steps=1", "engine.device=cpu"]
-    few.append("evaluation.threats=[]")
+    few += ["evaluation.threats=[]", "evaluation.checks=true"]
     assert main(["run", "demo", *few, "--seeds", str(seeds), "--out", str(tmp_path / "run"), "--quiet"]) == 0
     threats = ("fgsm@0.01", "fgsm@0.02", "fgsm@0.03", "fgsm@0.04")
     words = [sys.executable, "-m", "hardy", "evaluate", str(tmp_path / "run"), "--no-checks", "--quiet", "--threats"]
