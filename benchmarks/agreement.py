@@ -23,9 +23,9 @@ import torch
 import hardy
 from engines import SMOKE, federation, provenance
 from hardy.attacks.gradient import pgd
+from hardy.core.cohort import Cohort
 from hardy.core.method import Method
 from hardy.core.protocols import Optimiser
-from hardy.core.server import Cohort
 from hardy.core.training import Training
 from hardy.data.capacity import exponential, with_capacity
 from hardy.engines import EngineChoice, lane

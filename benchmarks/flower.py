@@ -137,6 +137,14 @@ def _pss(process: int) -> int:
 
 
 SCALE_WIDTH = 0.125
+LAST_LINES = """[engine]
+device = "cpu"
+[evaluation]
+every = {rounds}
+[network]
+deadline = 900.0
+patience = 1800.0
+"""
 SCALE_LINES = """rounds = {rounds}
 model = {{ name = "digits_cnn", width = 0.125 }}
 method = "fedavg"
@@ -148,13 +156,6 @@ validation = 0.0
 [training]
 steps = 1
 batch = 8
-[engine]
-device = "cpu"
-[evaluation]
-every = {rounds}
-[network]
-deadline = 900.0
-patience = 1800.0
 """
 DOMAINS = ["mail", "pen", "print", "blend", "street"]
 
@@ -162,7 +163,9 @@ DOMAINS = ["mail", "pen", "print", "blend", "street"]
 def scale(nodes: int, rounds: int) -> dict[str, Any]:
     """Hardy's rounds with so many nodes."""
     each = -(-nodes // 5)
-    text = SCALE_LINES.format(rounds=rounds, domains=json.dumps(DOMAINS[: min(nodes, 5)]), each=each, limit=8 * each)
+    text = (SCALE_LINES + LAST_LINES).format(
+        rounds=rounds, domains=json.dumps(DOMAINS[: min(nodes, 5)]), each=each, limit=8 * each
+    )
     with tempfile.TemporaryDirectory() as folder:
         out, flower, lines = Path(folder) / "run", Path(folder) / "flower", list[dict[str, Any]]()
         meter, began = Meter(flower), time.monotonic()
@@ -244,20 +247,13 @@ limit = {limit}
 rate = 0.05
 batch = 32
 epochs = 3
-[engine]
-device = "cpu"
-[evaluation]
-every = {rounds}
-[network]
-deadline = 900.0
-patience = 1800.0
 """
 
 
 def compression(rounds: int, seeds: int) -> dict[str, Any]:
     """Rule -> seed -> bytes that go up in a round, and accuracy after the last."""
     found: dict[str, Any] = {}
-    text = COMPRESSION_LINES.format(rounds=rounds, limit=60 if SMOKE else 400)
+    text = (COMPRESSION_LINES + LAST_LINES).format(rounds=rounds, limit=60 if SMOKE else 400)
     for seed in range(seeds):
         for name, rule in list(RULES_ON_WIRE.items())[: 2 if SMOKE else None]:
             chosen = config.parse(text, [f"seed={seed}", *([f"network.compression={rule}"] if rule else [])])

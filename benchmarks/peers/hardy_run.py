@@ -11,7 +11,7 @@ from hardy.config import Experiment
 from hardy.core.federation import Client, Federation
 from hardy.core.messages import Updates, Work
 from hardy.core.ranks import ALONE
-from hardy.core.server import Cohort
+from hardy.core.cohort import Cohort
 from hardy.core.training import Training
 from hardy.engines import Engine, EngineChoice, Sequential, Vectorised
 from hardy.engines.process_group import ProcessGroup

@@ -9,8 +9,8 @@ import hardy
 from conftest import federation, fit, net
 from hardy import papers
 from hardy.core.clock import Clock, ClockChoice
+from hardy.core.cohort import Cohort
 from hardy.core.messages import Slot
-from hardy.core.server import Cohort
 from hardy.errors import HardyError
 
 SLOTS = [Slot(0), Slot(1), Slot(2)]

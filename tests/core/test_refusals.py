@@ -12,8 +12,8 @@ from conftest import experiment, federation, fit, net
 from hardy import config, papers
 from hardy.attacks.gradient import pgd
 from hardy.config import EvaluationChoice
+from hardy.core.cohort import Cohort
 from hardy.core.protocols import Objective, Wrapper
-from hardy.core.server import Cohort
 from hardy.core.training import Training
 from hardy.errors import HardyError
 from hardy.faults.byzantine import sign_flipping

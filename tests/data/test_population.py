@@ -10,8 +10,8 @@ import torch
 import hardy
 from conftest import everything
 from hardy.core import disk_store
+from hardy.core.cohort import Cohort
 from hardy.core.federation import examples_of
-from hardy.core.server import Cohort
 from hardy.data import sources
 from hardy.data.capacity import groups
 from hardy.data.population import Population, PopulationChoice, populate

@@ -11,7 +11,7 @@ from conftest import assert_close, everything, experiment, federation, net, shor
 from hardy import papers
 from hardy.attacks.gradient import pgd
 from hardy.config import EvaluationChoice
-from hardy.core.server import Cohort
+from hardy.core.cohort import Cohort
 from hardy.engines import EngineChoice
 from hardy.faults.byzantine import sign_flipping
 from hardy.faults.injection import Faults

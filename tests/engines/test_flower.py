@@ -15,8 +15,8 @@ from hardy import papers
 from hardy.attacks.threats import parse_threat
 from hardy.config import DataChoice, EvaluationChoice, NetworkChoice
 from hardy.config.experiment import ServerChoice
+from hardy.core.cohort import Cohort
 from hardy.core.partition import Placement, Role
-from hardy.core.server import Cohort
 from hardy.core.training import Training
 from hardy.data.augmentation import crop_flip
 from hardy.engines import EngineChoice

@@ -11,8 +11,8 @@ from conftest import assert_close, experiment, federation, fit, net
 from hardy import papers
 from hardy.config import EvaluationChoice, NetworkChoice
 from hardy.core.admission import Admission
+from hardy.core.cohort import Cohort
 from hardy.core.messages import Updates
-from hardy.core.server import Cohort
 from hardy.engines.sequential import Sequential
 from hardy.errors import HardyError
 

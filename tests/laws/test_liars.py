@@ -9,9 +9,9 @@ import hardy
 from conftest import assert_close, everything, experiment, federation, fit, net, with_momentum
 from hardy import papers
 from hardy.core.admission import Admission
+from hardy.core.cohort import Cohort
 from hardy.core.engine import Trains
 from hardy.core.messages import Updates
-from hardy.core.server import Cohort
 from hardy.engines import EngineChoice
 from hardy.faults.injection import Faults
 from hardy.registry import PARTS

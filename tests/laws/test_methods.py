@@ -9,9 +9,9 @@ import torch
 import hardy
 from conftest import assert_close, everything, experiment, federation, fit, net
 from hardy import papers
+from hardy.core.cohort import Cohort
 from hardy.core.messages import Slot
 from hardy.core.partition import Placement, Role
-from hardy.core.server import Cohort
 from hardy.core.training import Training
 from hardy.engines import EngineChoice, sequential
 from hardy.engines.vectorised import Vectorised

@@ -6,7 +6,8 @@ import pytest
 
 from conftest import assert_close, everything, experiment, federation, net, with_momentum
 from hardy.core.admission import Admission
-from hardy.core.server import Cohort, PipelinedServer, Server
+from hardy.core.cohort import Cohort
+from hardy.core.server import PipelinedServer, Server
 from hardy.engines import EngineChoice
 from hardy.faults.byzantine import not_finite
 from hardy.faults.injection import Faults

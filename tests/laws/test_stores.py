@@ -11,9 +11,9 @@ from conftest import assert_close, everything, experiment, federation, fit, net,
 from hardy import papers
 from hardy.config import CheckpointChoice
 from hardy.core import disk_store
+from hardy.core.cohort import Cohort
 from hardy.core.disk_store import DiskStore
 from hardy.core.partition import Placement
-from hardy.core.server import Cohort
 from hardy.core.store import MemoryStore, Slot
 from hardy.errors import HardyError
 from hardy.faults.injection import Faults

@@ -10,11 +10,11 @@ from torch.func import grad
 from conftest import assert_close, everything, fit, net
 from hardy import config, papers
 from hardy.attacks.gradient import pgd
+from hardy.core.cohort import Cohort
 from hardy.core.messages import Slot, Updates
 from hardy.core.net import Net
 from hardy.core.partition import Role
 from hardy.core.protocols import Batch, RoundContext
-from hardy.core.server import Cohort
 from hardy.core.training import Training
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError

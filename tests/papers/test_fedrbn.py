@@ -14,11 +14,11 @@ from conftest import assert_close, everything, federation, fit, net, with_moment
 from hardy import papers
 from hardy.attacks.gradient import pgd
 from hardy.core import random
+from hardy.core.cohort import Cohort
 from hardy.core.federation import Client
 from hardy.core.net import Net
 from hardy.core.partition import Placement, Role, Tag
 from hardy.core.protocols import Batch
-from hardy.core.server import Cohort
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.papers.fedbn import local

@@ -12,9 +12,9 @@ from conftest import assert_close, everything, federation, fit, shortened
 from hardy import papers
 from hardy.attacks.gradient import fgsm, pgd
 from hardy.core import random
+from hardy.core.cohort import Cohort
 from hardy.core.net import Net
 from hardy.core.protocols import Batch
-from hardy.core.server import Cohort
 from hardy.core.training import Training
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError

@@ -14,10 +14,10 @@ from conftest import assert_close, everything, federation, fit
 from hardy import config, papers
 from hardy.attacks.gradient import pgd
 from hardy.config import EvaluationChoice
+from hardy.core.cohort import Cohort
 from hardy.core.messages import Slot, Updates
 from hardy.core.partition import Role
 from hardy.core.protocols import RoundContext
-from hardy.core.server import Cohort
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.faults.byzantine import tiny_loss

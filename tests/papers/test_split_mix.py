@@ -14,11 +14,11 @@ from hardy import papers
 from hardy.attacks.autoattack import fab
 from hardy.attacks.gradient import pgd
 from hardy.config import DataChoice
+from hardy.core.cohort import Cohort
 from hardy.core.engine import Branches
 from hardy.core.federation import Client
 from hardy.core.net import Mixture, Net
 from hardy.core.partition import Placement
-from hardy.core.server import Cohort
 from hardy.core.tensors import gather, select
 from hardy.data.capacity import exponential, groups, log_normal, steps, with_capacity
 from hardy.data.kinds import with_kinds

@@ -12,10 +12,10 @@ from conftest import assert_close, everything, experiment, federation, fit, net
 from hardy import papers
 from hardy.core.account import Mechanism, epsilon_of
 from hardy.core.admission import Admission
+from hardy.core.cohort import Cohort
 from hardy.core.messages import Slot, Updates
 from hardy.core.partition import Role
 from hardy.core.protocols import RoundContext
-from hardy.core.server import Cohort
 from hardy.core.spending import privacy_spent
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError

@@ -11,10 +11,10 @@ import torch
 import hardy
 from conftest import assert_close, everything, federation, fit, net, with_momentum
 from hardy import config, papers
+from hardy.core.cohort import Cohort
 from hardy.core.messages import Slot, Updates
 from hardy.core.partition import Role
 from hardy.core.protocols import RoundContext
-from hardy.core.server import Cohort
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.papers.afl import agnostic

@@ -12,10 +12,10 @@ import hardy
 from conftest import everything, federation, fit, net, with_momentum
 from hardy import papers
 from hardy.core import cohort_odds as odds
+from hardy.core.cohort import Cohort
 from hardy.core.messages import Slot, Updates
 from hardy.core.partition import Role
 from hardy.core.protocols import RoundContext
-from hardy.core.server import Cohort
 from hardy.errors import HardyError
 from hardy.faults.byzantine import sign_flipping
 from hardy.faults.injection import Faults

@@ -9,7 +9,7 @@ import hardy
 from conftest import everything, federation, fit, net, with_momentum
 from hardy import papers
 from hardy.config import CheckpointChoice
-from hardy.core.server import Cohort
+from hardy.core.cohort import Cohort
 
 ROUNDS = 3
 OPTIONS = {"rounds": ROUNDS, "cohort": Cohort(fraction=0.5), "checkpoint": CheckpointChoice(every=1)}

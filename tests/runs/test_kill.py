@@ -15,7 +15,7 @@ import hardy
 from conftest import everything, federation, fit, net, with_momentum
 from hardy import papers
 from hardy.config import CheckpointChoice
-from hardy.core.server import Cohort
+from hardy.core.cohort import Cohort
 from hardy.engines.sequential import Sequential
 
 ROUNDS = 12

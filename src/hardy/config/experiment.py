@@ -13,10 +13,10 @@ from hardy.config.values import Table
 from hardy.config.writing import dump, to_table
 from hardy.core.admission import Admission
 from hardy.core.clock import ClockChoice
+from hardy.core.cohort import Cohort
 from hardy.core.describe import non_defaults
 from hardy.core.metric import Diagnosis, Metric
 from hardy.core.protocols import Optimiser
-from hardy.core.server import Cohort
 from hardy.core.training import Training
 from hardy.data.augmentation import Augmentation
 from hardy.data.kinds import Affording
