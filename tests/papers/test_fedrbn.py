@@ -216,6 +216,19 @@ def test_calibration_waits_for_statistics_and_for_its_warm_up():
     assert waiting.for_client("ST", 3) == waiting and waiting.for_client("ST", 2).weight == 0
 
 
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_features_are_calibrated_through_averaged_statistics_too(engine):
+    """Statistics that nobody counts, on rows that are no images."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(80, 6)).astype(np.float32)
+    method = papers.fedrbn(attack=pgd(epsilon=0.3, step=0.1, steps=1)).replace(norm=dual(adversarial=batch()))
+    short = ["rounds=1", "data.adversarial=0.5", f"engine.name={engine}", "evaluation.threats=[]"]
+    y = (x[:, 0] > 0).astype(np.int64)
+    run = hardy.fit("demo", short, method=method, model="mlp", data=(x[:60], y[:60], x[60:], y[60:]), quiet=True)
+    assert {client.kind for client in run.engine.data.clients} == {"AT", "ST"}
+    assert all(t.isfinite().all() for t in run.state.shared.values())
+
+
 # the method
 
 

@@ -185,7 +185,7 @@ class Pnc(Objective):
         if not self.weight or not paths:
             return losses(net, learning)[0]
         # a branch that counts its batches may have been given nothing yet; any other is taken as it is
-        given = (torch.stack(counted).amax() > 0).to(batch.x.dtype) if counted else torch.ones_like(batch.x[0, 0, 0, 0])
+        given = (torch.stack(counted).amax() > 0).to(batch.x.dtype) if counted else batch.x.new_ones(())
         weight = self.weight * given
         if self.clip == inf:
             clean, second = losses(net, learning, calibrating)
