@@ -54,6 +54,8 @@ _GRACE = 5.0
 
 _LOST = 3
 """exit code of a rank that misses another"""
+_CROWD = 2
+"""workers a core at most"""
 
 
 def torchrun_ranks() -> tuple[int, int]:
@@ -78,6 +80,16 @@ def with_workers(experiment: Experiment) -> Experiment:
     return replace(experiment, engine=replace(choice, workers=world))
 
 
+def _refuse_crowd(workers: int) -> None:
+    """Refuses processes that would only wait for each other, before any is started."""
+    cores = os.cpu_count() or 1
+    if workers > (most := max(_CROWD * cores, torch.cuda.device_count())):
+        raise HardyError(
+            f"engine.workers is {workers}, but this machine has {cores} cores, and the limit is {most} processes. Take "
+            f"{cores} or fewer, or start them on several machines by torchrun."
+        )
+
+
 @contextmanager
 def started_ranks(experiment: Experiment, data_folder: Path | str | None, given: Mapping[str, Any]) -> Iterator[Ranks]:
     """The ranks of an experiment; those that this process starts end with the block. `given` is what was passed from
@@ -100,6 +112,7 @@ def started_ranks(experiment: Experiment, data_folder: Path | str | None, given:
         finally:
             ranks.leave()
         return
+    _refuse_crowd(choice.workers)
     folder = Path(tempfile.mkdtemp(prefix="hardy-ranks-"))
     share = max(1, threads // choice.workers)
     processes = [_start(experiment, data_folder, number, folder, share) for number in range(1, choice.workers)]
