@@ -84,6 +84,7 @@ def test_a_client_that_attacks_costs_what_its_passes_do():
 )
 def test_what_workers_cannot_do_is_refused(options, words, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(workers, "_start", lambda *_: subprocess.Popen(["sleep", "60"]))  # they would not be met
+    monkeypatch.setattr(workers.os, "cpu_count", lambda: 16)
     try:
         code = main(["run", "demo", "--alone", "data.limit=30", "rounds=1", *options, "--out", str(tmp_path / "run")])
     except SystemExit as exit:
