@@ -32,7 +32,6 @@ _SYNONYMS = {
     "server_rounds": "rounds",
     "strategy": "method",
     "vectorized": "vectorised",
-    "workers": "clients",
 }
 """words of other libraries -> Hardy's"""
 

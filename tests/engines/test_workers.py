@@ -97,7 +97,7 @@ def test_a_crowd_of_workers_is_refused_before_any_starts(monkeypatch):
     monkeypatch.setattr(workers, "_start", lambda *_: pytest.fail("a process was started"))
     monkeypatch.setattr(workers.os, "cpu_count", lambda: 3)
     with pytest.raises(hardy.HardyError, match=r"workers is 7, but this machine has 3 cores.*limit is 6.*torchrun"):
-        hardy.fit("demo", workers=7)
+        hardy.fit("demo", engine={"workers": 7})
 
 
 def test_objects_need_torchrun():
