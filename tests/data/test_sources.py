@@ -265,6 +265,10 @@ def test_digits_keeps_the_order_and_the_first_rows(tmp_path: Path) -> None:
     assert [domain.name for domain in data.domains] == ["mnist", "svhn", "usps", "synth", "mnistm"]
     np.testing.assert_array_equal(data.domains[1].x_train, x[:3] + np.uint8(2))
     assert len(data.domains[1].x_test) == 4
+    two = sources.load_dataset("digits", tmp_path, domains=["usps", "mnist"])
+    assert [domain.name for domain in two.domains] == ["mnist", "usps"]
+    with pytest.raises(HardyError, match="unknown domain of digits 'cifar'"):
+        sources.load_dataset("digits", tmp_path, domains=["cifar"])
     with pytest.raises(HardyError, match="limit is 0"):
         sources.load_dataset("digits", tmp_path, limit=0)
     with pytest.raises(HardyError, match=r"unknown option of digits 'limits'\. Did you mean 'limit'"):

@@ -10,6 +10,7 @@ import torch
 import hardy
 from conftest import assert_close, everything, experiment, federation, fit, net
 from hardy import papers
+from hardy.config.experiment import ServerChoice
 from hardy.core.account import Mechanism, epsilon_of
 from hardy.core.admission import Admission
 from hardy.core.cohort import Cohort
@@ -26,8 +27,10 @@ from hardy.parts.aggregators.client_privacy import client_level_dp
 from hardy.parts.aggregators.memories import client_momentum, delayed_momentum
 from hardy.parts.aggregators.robust import trimmed_mean
 from hardy.parts.aggregators.stages import bucketing, nearest_neighbour_mixing
+from hardy.parts.aggregators.trust import fltrust
 from hardy.parts.norms import group
 from hardy.runs.prepare import prepare
+from hardy.runs.workers import refuse_workers
 
 OPEN = {"admission": Admission(largest_ratio=inf)}
 
@@ -196,6 +199,67 @@ def test_reported_statistics_are_counted_and_end_the_amplification():
     alone = prepare(experiment(), method=papers.fedrbn(**STATISTICS), model=net, data=data)
     (spent,) = privacy_spent(alone.server, 2)
     assert spent["covers"] == "reported statistics alone, not the weights"
+
+
+def test_who_reports_cannot_be_added_or_removed_unseen():
+    """With Poisson cohorts too a client is then replaced, at the weights as at the statistics: a sum moves by 2 C."""
+    data = federation(sizes=(6,) * 40)
+    data = dataclasses.replace(
+        data, clients=tuple(dataclasses.replace(c, kind="AT" if at % 2 else "ST") for at, c in enumerate(data.clients))
+    )
+    run = prepare(
+        experiment(cohort=Cohort(fraction=0.5, sampling="poisson"), **OPEN),
+        method=papers.fedrbn(**STATISTICS).replace(aggregator=method(clip=1.0).aggregator),
+        model=net,
+        data=data,
+    )
+    (spent,) = privacy_spent(run.server, 3)
+    weights = next(one for one in spent["mechanisms"] if one["what"] == "sum of the clients' moves")
+    assert spent["adjacency"] == "one client replaced by another"
+    assert (weights["noise"], weights["sampling"], weights["share"]) == (0.2, "fixed", 1.0)
+    assert weights["times"] == max(run.server.networks_asked(3))
+
+
+def test_a_run_that_was_changed_is_no_longer_accounted(tmp_path):
+    """ε is worked out from config.toml for all rounds: a change would be taken for what the first rounds did."""
+    folder, data = tmp_path / "run", federation()
+    fit(method(noise=0.4), data=data, rounds=2, out=folder, **OPEN)
+    config = folder / "config.toml"
+    before = config.read_text()
+    config.write_text(before.replace("rounds = 2", "rounds = 4").replace("rate = 0.1", "rate = 0.05"))
+    given = {"method": method(noise=0.4), "model": net, "data": data, "quiet": True, "allow_change": True}
+    assert hardy.resume(folder, **given).summary()["privacy"][0]["mechanisms"][0]["times"] == 4
+    config.write_text(
+        config.read_text().replace("rounds = 4", "rounds = 6").replace("fraction = 1.0", "fraction = 0.5")
+    )
+    with pytest.raises(HardyError, match=r"cohort.fraction was 1.0, is 0.5. The privacy account takes all rounds"):
+        hardy.resume(folder, **given)
+    with pytest.raises(HardyError, match="The privacy account takes all rounds"):
+        hardy.resume(folder, **{**given, "method": papers.fedavg(norm=group())})
+
+
+def test_a_warm_start_says_that_its_past_is_not_counted(caplog):
+    first = fit(papers.fedavg(norm=group()), rounds=1)
+    options = {"model": net, "data": federation(), "quiet": True, "init": first}
+    hardy.fit(experiment(rounds=1), method=papers.fedavg(norm=group()), **options)
+    assert "privacy" not in caplog.text
+    hardy.fit(experiment(rounds=1, **OPEN), method=method(), **options)
+    assert "the privacy account is of this run alone" in caplog.text
+
+
+def test_rows_that_the_server_takes_from_clients_are_covered_by_no_noise():
+    chosen = method(fltrust(), on="updates")
+    with pytest.raises(HardyError, match=r"server.rows is 4: the server takes them from the clients, and no noise"):
+        prepare(experiment(server=ServerChoice(rows=4), **OPEN), method=chosen, model=net, data=federation())
+
+
+def test_workers_would_draw_other_noise():
+    run = prepare(experiment(**OPEN), method=method(entropy="system"), model=net, data=federation())
+    refuse_workers(run)
+    two = dataclasses.replace(run.experiment.engine, workers=2)
+    run.experiment = dataclasses.replace(run.experiment, engine=two)
+    with pytest.raises(HardyError, match="with entropy = system each would draw other noise"):
+        refuse_workers(run)
 
 
 def test_stages_that_remember_clients_end_the_amplification():

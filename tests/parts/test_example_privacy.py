@@ -1,7 +1,9 @@
 """DP-SGD: its gradient beside a loop over examples, its account by hand, and what it refuses."""
 
+import dataclasses
 from math import inf
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -13,16 +15,18 @@ from hardy.attacks.gradient import pgd
 from hardy.core.account import Mechanism, epsilon_of
 from hardy.core.net import Net
 from hardy.core.protocols import Batch
+from hardy.core.spending import privacy_spent
 from hardy.core.training import Training
 from hardy.engines import EngineChoice
 from hardy.errors import HardyError
+from hardy.papers.calfat import prior_calibrated
 from hardy.papers.fedavg import proximal
 from hardy.papers.sfat import slack
-from hardy.parts.adversarial import adversarial, free
+from hardy.parts.adversarial import adversarial, by_kind, free
 from hardy.parts.aggregators.base import pipeline
 from hardy.parts.example_privacy import dp_sgd
 from hardy.parts.norms import group
-from hardy.parts.objectives import cross_entropy, masked_cross_entropy
+from hardy.parts.objectives import cross_entropy, masked_cross_entropy, ramped
 from hardy.runs.prepare import prepare
 
 VECTORISED = EngineChoice(name="vectorised", device="cpu", precision="float64", lane=3)
@@ -107,7 +111,8 @@ BY_HAND = {
     "epochs": (Training(batch=4, epochs=3), [(0.5, 1.0, 3 * 4)]),
     "wrap": (Training(batch=4, epochs=3, remainder="wrap"), [(0.5, 1.0, 6 * 4)]),
     "few steps": (Training(batch=2, steps=2), [(0.5, 1.0, 1 * 4)]),
-    "many steps": (Training(batch=2, steps=5), [(0.5, 1.0, 2 * 4)]),
+    "many steps": (Training(batch=2, steps=5), [(0.5, 1.0, 4 * 4)]),
+    "whole batches": (Training(batch=1, steps=12), [(0.5, 1.0, 3 * 4)]),
     "independent": (Training(batch=2, steps=5, independent=True), [(0.5, 2 / 5, 5 * 4), (0.5, 2 / 12, 5 * 4)]),
     "replays": (Training(batch=2, steps=5, independent=True, replays=4), [(0.25, 2 / 5, 5 * 4)]),
 }
@@ -126,9 +131,35 @@ def test_the_account_of_each_way_of_drawing_batches(name):
     assert run.last_line["example_epsilon"] == spent["epsilon"]
 
 
-def test_independent_steps_draw_anew():
-    import numpy as np
+def test_a_batch_may_hold_a_row_twice():
+    """Five rows in batches of two: the third begins in the first pass and ends in the second. A row that is in it twice
+    moves that sum by twice as much, which is worth four times, and the account says so."""
+    rows, worst = np.arange(5), 0
+    for seed in range(200):
+        batches = Training(batch=2, steps=5).batches(rows, np.random.default_rng(seed), 0)
+        worst = max(worst, *(sum((batch == row).sum() ** 2 for batch in batches) for row in rows))
+    assert worst == 4
+    method = papers.fedavg(norm=group(), objective=dp_sgd(noise=1.0, delta=0.01))
+    run = prepare(
+        experiment(training=Training(batch=2, steps=5)), method=method, model=net, data=federation(sizes=(5,) * 4)
+    )
+    (spent,) = privacy_spent(run.server, 1)
+    assert [one["times"] for one in spent["mechanisms"]] == [worst]
 
+
+def test_every_network_of_a_client_is_counted():
+    """Split-Mix has a client train several: an example is in the gradients of all of them."""
+    method = papers.split_mix().replace(norm=group(), objective=dp_sgd(noise=1.0, delta=0.01))
+    run = prepare(experiment(), method=method, model=net, data=federation())
+    (spent,) = privacy_spent(run.server, 3)
+    asked = run.server.networks_asked(3)
+    slots = [slot for at in range(3) for slot in run.server.ask(at).slots]
+    assert asked == [sum(slot.client == client for slot in slots) for client in range(4)] and max(asked) > 3
+    assert [one["times"] for one in spent["mechanisms"]] == [2 * max(asked)]  # of two epochs
+    assert run.server.networks_asked(1) == [count // 3 for count in asked]
+
+
+def test_independent_steps_draw_anew():
     rows, rng = np.arange(10), np.random.default_rng(0)
     drawn = Training(batch=4, steps=50, independent=True).batches(rows, rng, 0)
     assert all(len(set(batch)) == 4 for batch in drawn)
@@ -136,6 +167,12 @@ def test_independent_steps_draw_anew():
     assert seen.sum() == 200 and seen.min() > 8 and len(set(drawn[0]) & set(drawn[1]) | set(drawn[1]) & set(drawn[2]))
     dealt = Training(batch=5, steps=2).batches(rows, rng, 0)
     assert sorted(np.concatenate(dealt)) == list(rows)
+
+
+def with_kinds():
+    data = federation()
+    kinds = zip(data.clients, ("AT", "ST") * 2, strict=True)
+    return dataclasses.replace(data, clients=tuple(dataclasses.replace(client, kind=kind) for client, kind in kinds))
 
 
 DELTA = {"delta": 0.01}
@@ -153,6 +190,18 @@ REFUSED = {
     "client 1 has 1 row": (
         papers.fedavg(norm=group(), objective=dp_sgd(**DELTA)),
         {"data": federation(sizes=(8, 1, 8))},
+    ),
+    "by_kind, or in each": (
+        papers.fedavg(norm=group(), objective=by_kind(AT=dp_sgd(**DELTA), ST=cross_entropy())),
+        {"data": with_kinds()},
+    ),
+    "ramped moves noise of dp_sgd": (
+        papers.fedavg(norm=group(), objective=ramped(inner=dp_sgd(**DELTA), number="noise", last=3)),
+        {},
+    ),
+    "lets the gradient of one example hang on the client's others": (
+        papers.fedavg(norm=group(), objective=prior_calibrated(inner=dp_sgd(**DELTA))),
+        {},
     ),
     "it must be below 0.083": (papers.fedavg(norm=group(), objective=dp_sgd(delta=0.1)), {}),
 }

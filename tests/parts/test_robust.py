@@ -19,7 +19,7 @@ from hardy.engines import EngineChoice
 from hardy.errors import HardyError
 from hardy.papers.afl import agnostic
 from hardy.parts.aggregators import columns, distances
-from hardy.parts.aggregators.base import by_role, pipeline
+from hardy.parts.aggregators.base import by_role, mean, pipeline
 from hardy.parts.aggregators.robust import (
     bulyan,
     centred_clipping,
@@ -290,6 +290,23 @@ def test_sizes_that_a_weighted_rule_cannot_stand_are_refused_before_training():
     assert fit(papers.fedavg().replace(aggregator=cut), rounds=1, data=data).state.round == 1
     with pytest.raises(HardyError, match="needs 4 updates or more, but the cohort has 3"):
         fit(papers.fedavg().replace(aggregator=cut), rounds=1, data=data, cohort=Cohort(clients=3))
+
+
+@pytest.mark.parametrize("rule", [coordinate_median(weigh="samples"), geometric_median(weigh="samples")])
+def test_a_client_of_more_than_half_of_the_weight_decides_a_median_alone(rule):
+    data = federation(sizes=(80, 6, 6, 6, 6))
+    method = papers.fedavg().replace(aggregator=rule)
+    with pytest.raises(HardyError, match=r"heaviest has 77% of those of a cohort of 5: what it sends is the result"):
+        fit(method, rounds=1, data=data)
+    with pytest.raises(HardyError, match="heaviest has 87% of those of a cohort of 3"):
+        fit(method, rounds=1, data=data, cohort=Cohort(clients=3))
+    cut = pipeline(pre=(truncated_weights(f=1, share=0.3),), rule=rule)
+    plain = dataclasses.replace(rule, weigh="uniform")
+    for fine in (cut, plain, by_role(default=mean(), weight=plain)):
+        assert fit(papers.fedavg().replace(aggregator=fine), rounds=1, data=data).state.round == 1
+    with pytest.raises(HardyError, match="what it sends is the result"):
+        fit(papers.fedavg().replace(aggregator=by_role(default=plain, weight=rule)), rounds=1, data=data)
+    assert fit(method, rounds=1, data=federation(sizes=(20, 6, 6, 6, 6))).state.round == 1
 
 
 def test_centred_clipping_step_by_step():

@@ -72,6 +72,19 @@ def test_odds_of_a_rule():
     assert odds.cohort_odds(remembering, 11, 5, 50).chance == 1
 
 
+def test_poisson_cohorts_have_a_binomial_chance():
+    """Three of nine clients lie, each asked with a chance of 4/9: two or three are, 3 (4/9)² 5/9 + (4/9)³."""
+    found = odds.cohort_odds(trimmed_mean(f=1), 3, 4, 9, "poisson")
+    assert found.chance == pytest.approx(3 * (4 / 9) ** 2 * 5 / 9 + (4 / 9) ** 3, abs=1e-12)
+    assert found.chance > odds.cohort_odds(trimmed_mean(f=1), 3, 4, 9).chance
+    method = papers.fedavg().replace(aggregator=trimmed_mean(f=1))
+    options = {"cohort": Cohort(clients=4, sampling="poisson"), "faults": Faults(hostile=3, byzantine=sign_flipping())}
+    run = fit(method, data=federation(sizes=(6,) * 9), rounds=1, **options)
+    assert run.summary()["cohort_odds"]["chance"] == found.chance
+    many = odds.cohort_odds(trimmed_mean(f=400), 4000, 1000, 10_000, "poisson")
+    assert 0.1 < many.chance < 0.6
+
+
 def test_momentum_by_hand():
     stage = client_momentum(momentum=0.75)
     first, memory = stage.apply(updates([[1.0, 4.0]], [2], [[3.0]]), context(), stage.memory(context()))

@@ -76,4 +76,9 @@ def test_a_row_is_worth_the_epsilon_of_its_name(path, row):
         assert found["epsilon"] is None
         return
     assert found["epsilon"] == pytest.approx(named(row), rel=0.01)
-    assert found["epsilon"] == pytest.approx(checked(found), rel=0.01)
+
+
+@pytest.mark.parametrize(("path", "row"), ROWS, ids=[f"{path}: {row}" for path, row in ROWS])
+def test_dp_accounting_finds_the_same_epsilon(path, row):
+    if named(row) < inf:
+        assert checked(found := spent(path, row)) == pytest.approx(found["epsilon"], rel=0.01)

@@ -17,27 +17,35 @@ from hardy import papers
 from hardy.config import CheckpointChoice
 from hardy.core.cohort import Cohort
 from hardy.engines.sequential import Sequential
+from hardy.parts.aggregators.base import pipeline
+from hardy.parts.aggregators.memories import client_momentum, delayed_momentum
+from hardy.parts.aggregators.stages import clipping
 
 ROUNDS = 12
 OPTIONS = {"rounds": ROUNDS, "cohort": Cohort(fraction=0.5), "checkpoint": CheckpointChoice(every=1)}
 # local norms and control variates: private tensors, shared extras, a sampled cohort and a best checkpoint in one run
 METHOD = with_momentum(papers.scaffold(norm=papers.fedbn().norm))
+# what the server remembers of clients and of its last move
+REMEMBERING = pipeline(
+    pre=(client_momentum(), clipping(radius=0.5, around="last_move"), delayed_momentum(momentum=0.5))
+)
+METHODS = {"tensors of clients": METHOD, "memory": with_momentum(papers.fedavg().replace(aggregator=REMEMBERING))}
 
 
-def start(folder: str) -> None:
+def start(folder: str, name: str = "tensors of clients") -> None:
     if Path(folder, "config.toml").exists():
-        hardy.resume(folder, method=METHOD, model=net, data=federation(), quiet=True)
+        hardy.resume(folder, method=METHODS[name], model=net, data=federation(), quiet=True)
     else:
-        fit(METHOD, out=folder, **OPTIONS)
+        fit(METHODS[name], out=folder, **OPTIONS)
 
 
-def kill_and_resume(folder, kills: int) -> None:
+def kill_and_resume(folder, kills: int, name: str) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["conftest", "hardy"])
     rng = np.random.default_rng(0)
     killed = 0
     while killed < kills:
-        process = context.Process(target=start, args=(str(folder),))
+        process = context.Process(target=start, args=(str(folder), name))
         process.start()
         time.sleep(rng.uniform(0.0, 0.5))
         if process.is_alive():
@@ -48,16 +56,16 @@ def kill_and_resume(folder, kills: int) -> None:
             (folder / "summary.json").unlink()
             newest = sorted((folder / "checkpoint").glob("round-*"))[-1]
             (newest / "record.json").write_text("torn")
-    start(str(folder))
+    start(str(folder), name)
 
 
-def check(tmp_path, kills):
-    whole = fit(METHOD, out=tmp_path / "whole", **OPTIONS)
-    kill_and_resume(tmp_path / "killed", kills)
-    killed = hardy.load(tmp_path / "killed", method=METHOD, model=net, data=federation())
+def check(tmp_path, kills, name="tensors of clients"):
+    whole = fit(METHODS[name], out=tmp_path / "whole", **OPTIONS)
+    kill_and_resume(tmp_path / "killed", kills, name)
+    killed = hardy.load(tmp_path / "killed", method=METHODS[name], model=net, data=federation())
     assert killed.state.round == ROUNDS
-    for name, tensor in everything(whole).items():
-        assert torch.equal(tensor, everything(killed)[name]), name
+    for tensor_name, tensor in everything(whole).items():
+        assert torch.equal(tensor, everything(killed)[tensor_name]), name
     lines = [(tmp_path / run / "metrics.jsonl").read_text().splitlines() for run in ("whole", "killed")]
     first, second = ([{**json.loads(line), "seconds": 0} for line in file] for file in lines)
     assert first == second
@@ -84,8 +92,9 @@ def test_interrupted_in_the_middle_of_a_round(tmp_path, monkeypatch):
         assert torch.equal(tensor, everything(again)[name]), name
 
 
-def test_killed_a_few_times(tmp_path):
-    check(tmp_path, 4)
+@pytest.mark.parametrize("name", METHODS)
+def test_killed_a_few_times(tmp_path, name):
+    check(tmp_path, 4, name)
 
 
 @pytest.mark.slow

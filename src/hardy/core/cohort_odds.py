@@ -1,8 +1,12 @@
-"""How often a sampled cohort holds more hostile clients than a rule tolerates: a hypergeometric chance."""
+"""How often a sampled cohort holds more hostile clients than a rule tolerates.
+
+Of cohorts of a fixed size the chance is hypergeometric, of Poisson cohorts binomial.
+"""
 
 from dataclasses import dataclass
-from math import comb
+from math import comb, exp, lgamma, log, log1p
 
+from hardy.core.account import Sampling
 from hardy.core.protocols import Aggregator, walk
 
 
@@ -12,7 +16,7 @@ class CohortOdds:
 
     population: int
     cohort: int
-    """clients asked in a round"""
+    """clients asked in a round; of Poisson cohorts, expected"""
     tolerated: int
     """f, the least of the aggregator's parts"""
     hostile: int
@@ -22,7 +26,7 @@ class CohortOdds:
     chance: float
     """that a cohort holds more than f of them"""
     majority: float
-    """that they are half of the cohort or more"""
+    """that they are half of the cohort or more; of Poisson cohorts, of the expected one"""
 
     @property
     def warning(self) -> str | None:
@@ -41,7 +45,9 @@ class CohortOdds:
         )
 
 
-def cohort_odds(aggregator: Aggregator, hostile: int, cohort: int, population: int) -> CohortOdds | None:
+def cohort_odds(
+    aggregator: Aggregator, hostile: int, cohort: int, population: int, sampling: Sampling = "fixed"
+) -> CohortOdds | None:
     """The odds of an aggregator with an f; None: it has none, or nobody is hostile and everybody asked.
 
     A stage that remembers all clients puts all of them before the rule, whoever is asked.
@@ -53,14 +59,20 @@ def cohort_odds(aggregator: Aggregator, hostile: int, cohort: int, population: i
     if tolerated is None or (cohort == population and not hostile):
         return None
     assumed = hostile or tolerated * population // cohort
+
+    def more_than(f: int) -> float:
+        if sampling == "poisson" and cohort < population:
+            return sum(_binomial(k, assumed, cohort / population) for k in range(f + 1, assumed + 1))
+        return chance_of_more(f, assumed, cohort, population)
+
     return CohortOdds(
         population=population,
         cohort=cohort,
         tolerated=tolerated,
         hostile=assumed,
         named=hostile > 0,
-        chance=chance_of_more(tolerated, assumed, cohort, population),
-        majority=chance_of_more((cohort + 1) // 2 - 1, assumed, cohort, population),
+        chance=more_than(tolerated),
+        majority=more_than((cohort + 1) // 2 - 1),
     )
 
 
@@ -74,3 +86,8 @@ def chance_of_more(f: int, hostile: int, cohort: int, population: int) -> float:
     """
     draws = (comb(hostile, k) * comb(population - hostile, cohort - k) for k in range(f + 1, min(hostile, cohort) + 1))
     return sum(draws) / comb(population, cohort)
+
+
+def _binomial(k: int, trials: int, share: float) -> float:
+    choose = lgamma(trials + 1) - lgamma(k + 1) - lgamma(trials - k + 1)
+    return exp(choose + k * log(share) + (trials - k) * log1p(-share))

@@ -62,8 +62,8 @@ class Part:
         """Refuses what would not work, or would have no effect, beside the method's other parts and these clients."""
 
     def mechanisms(self, plan: "Plan", setting: Setting, rounds: int, asked: Sequence[int]) -> Sequence[Mechanism]:
-        """The noisy sums that it has given away after so many rounds, for the privacy account; `asked` says in how many
-        of them each client was."""
+        """The noisy sums that it has given away after so many rounds, for the privacy account; `asked` says how many
+        networks each client was asked to train in them, one a round with most budgets."""
         return ()
 
 
@@ -510,6 +510,10 @@ class Aggregator(Part):
     def tolerates(self, weights: Tensor) -> bool:
         """Whether it works with updates of a base that weigh so much: enough of them, and few of them too heavy."""
         return len(weights) >= self.min_updates
+
+    def outweighed(self, weights: Tensor) -> bool:
+        """Whether the heaviest of updates that weigh so much decides alone."""
+        return False
 
     def memory(self, context: RoundContext) -> Tensors:
         """What the aggregator remembers between rounds, with its first values."""

@@ -7,7 +7,9 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hardy.core import tensors
 from hardy.core.admission import Admission, Admitted, Gate, unpack
@@ -21,7 +23,7 @@ from hardy.core.federation import Client, each_of, examples_of
 from hardy.core.messages import Slot, Updates, Work
 from hardy.core.method import Plan
 from hardy.core.partition import Placement, Role
-from hardy.core.protocols import RoundContext, Setting, walk
+from hardy.core.protocols import Aggregator, RoundContext, Setting, walk
 from hardy.core.ranks import ALONE, Ranks
 from hardy.core.replies import TakenReplies, Tally
 from hardy.core.state import ServerState
@@ -141,11 +143,21 @@ class Server:
         return [self.odds.warning] if self.odds and self.odds.warning else []
 
     def _refuse_weights(self, size: int) -> None:
-        """Refuses a rule that weighs its updates if f clients can have more weight than it tolerates, in the worst
-        cohort: the f heaviest clients and the lightest ones."""
+        """Refuses a rule that weighs its updates if f clients, of a median one, can have more weight than it tolerates,
+        in the worst cohort: the f heaviest clients and the lightest ones."""
         aggregator = self.plan.aggregator
         named = sorted({part.f for part in walk(aggregator) if hasattr(part, "f")})
-        weights = sorted((min(n, self._largest_weight) for n in self._examples), reverse=True) if named else []
+        rules = [part for part in walk(aggregator) if isinstance(part, Aggregator) and part.uses_weights]
+        weighs = named or any(type(rule).outweighed is not Aggregator.outweighed for rule in rules)
+        weights = sorted((min(n, self._largest_weight) for n in self._examples), reverse=True) if weighs else []
+        heavy, light = weights[:1], weights[1:][1 - size :]
+        if weights and size > 2 and aggregator.outweighed(torch.tensor(heavy + light, dtype=torch.float64)):
+            raise HardyError(
+                f"aggregator {non_defaults(aggregator)} counts clients by their examples, and the heaviest has "
+                f"{heavy[0] / sum(heavy + light):.0%} of those of a cohort of {size}: what it sends is the result. "
+                "Usual fix: stage truncated_weights (f = 1, a share below 0.5) before the rule, more clients (cohort), "
+                "or weigh = uniform."
+            )
         for f in named:
             heavy, light = weights[:f], weights[f:][f - size :] if f < size else []
             if not aggregator.tolerates(torch.tensor(heavy + light, dtype=torch.float64)):
@@ -161,7 +173,8 @@ class Server:
         """How often a cohort holds more hostile clients than the rule tolerates, where that can happen."""
         population = len(self._examples)
         hostile = self.faults.hostile_clients(self.seed, population)
-        return cohort_odds(self.plan.aggregator, len(hostile), self.cohort.size(population), population)
+        size, sampling = self.cohort.size(population), self.cohort.sampling
+        return cohort_odds(self.plan.aggregator, len(hostile), size, population, sampling)
 
     @property
     def setting(self) -> Setting:
@@ -236,6 +249,25 @@ class Server:
     @cached_property
     def _asked(self) -> dict[int, Asked]:
         return {}
+
+    def networks_asked(self, rounds: int) -> Sequence[int]:
+        """How many networks each client was asked to train in so many rounds, lost or not."""
+        done = max(number for number in self._networks if number <= rounds)
+        counts = self._networks[done].copy()
+        for number in range(done, rounds):
+            cohort = self.cohort.sample(self.seed, number, len(self._examples))
+            slots = self.plan.method.budget.assign(number, cohort, self.clients, self.seed)
+            np.add.at(counts, [slot.client for slot in slots], 1)
+        for number in [n for n in self._networks if n]:
+            del self._networks[number]
+        self._networks[rounds] = counts
+        asked: list[int] = counts.tolist()
+        return asked
+
+    @cached_property
+    def _networks(self) -> dict[int, NDArray[np.int64]]:
+        """Rounds -> that: of none, and of the last that was asked for."""
+        return {0: np.zeros(len(self.clients), np.int64)}
 
     def _work(self, state: ServerState, asked: Asked, rate: float) -> Work:
         return Work(

@@ -3,8 +3,6 @@
 from math import inf, isfinite
 from typing import Any
 
-import numpy as np
-
 from hardy.core.account import Mechanism, epsilon_of
 from hardy.core.protocols import Part
 from hardy.core.server import Server
@@ -44,13 +42,11 @@ def privacy_spent(server: Server, rounds: int) -> list[dict[str, Any]]:
 
 
 def _mechanisms(server: Server, rounds: int) -> list[Mechanism]:
-    parts, population = list(server.plan.method.parts()), len(server.clients)
+    parts = list(server.plan.method.parts())
     if all(type(part).mechanisms is Part.mechanisms for part in parts):
         return []
-    asked = np.zeros(population, np.int64)
-    for number in range(rounds):
-        asked[server.cohort.sample(server.seed, number, population)] += 1
-    return [m for part in parts for m in part.mechanisms(server.plan, server.setting, rounds, asked.tolist())]
+    asked = server.networks_asked(rounds)
+    return [m for part in parts for m in part.mechanisms(server.plan, server.setting, rounds, asked)]
 
 
 def refuse_leaks(server: Server, *, over_network: bool = False) -> None:

@@ -1,6 +1,6 @@
 """Sources that are arrays: the digits, CIFAR, SVHN, MNIST and its like."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,10 +26,14 @@ def mini_digits(root: Path | None = None, *, domains: Sequence[str] = ()) -> Dat
     with embedded("mini_digits") as path:
         whole = _domains_of(path)
     known = {domain.name for domain in whole.domains}
+    _refuse_unknown(domains, known, "mini_digits")
+    return replace(whole, domains=tuple(domain for domain in whole.domains if domain.name in (domains or known)))
+
+
+def _refuse_unknown(domains: Sequence[str], known: Collection[str], source: str) -> None:
     for name in domains:
         if name not in known:
-            raise unknown("domain of mini_digits", name, known)
-    return replace(whole, domains=tuple(domain for domain in whole.domains if domain.name in (domains or known)))
+            raise unknown(f"domain of {source}", name, known)
 
 
 def _domains_of(path: Path) -> Dataset:
@@ -45,17 +49,20 @@ _FEDBN_FILES = tuple(f"digits_{domain}.npz" for domain in _FEDBN)
 
 
 @enter(", ".join(_FEDBN_FILES), [_FEDBN_FILES])
-def digits(root: Path | None = None, *, limit: int | None = None) -> Dataset:
+def digits(root: Path | None = None, *, limit: int | None = None, domains: Sequence[str] = ()) -> Dataset:
     """FedBN's digits in five domains, 28 x 28 colour.
 
-    `limit` keeps at most the first so many training rows of each domain.
+    `limit` keeps at most the first so many training rows of each domain, `domains` only those named.
     """
     refuse_below_one("limit", limit)
-    domains = []
+    _refuse_unknown(domains, _FEDBN, "digits")
+    found = []
     for name, file in zip(_FEDBN, require("digits", root).files, strict=True):
+        if domains and name not in domains:
+            continue
         domain = checked_domain(name, file, readers.npz_splits(file), 10)
-        domains.append(replace(domain, x_train=domain.x_train[:limit], y_train=domain.y_train[:limit]))
-    return checked_dataset("digits", _DIGITS.split(), domains)
+        found.append(replace(domain, x_train=domain.x_train[:limit], y_train=domain.y_train[:limit]))
+    return checked_dataset("digits", _DIGITS.split(), found)
 
 
 def _single(name: str, layouts: _Layouts, classes: str, root: Path | None) -> Dataset:

@@ -27,7 +27,7 @@ from hardy.core.tensors import Tensors
 from hardy.core.training import Training
 from hardy.errors import HardyError
 from hardy.parts.aggregators.base import EqualWeights, Stage
-from hardy.parts.objectives import CrossEntropy
+from hardy.parts.objectives import CrossEntropy, Ramped
 from hardy.registry import part
 
 
@@ -70,13 +70,7 @@ class DpSgd(Wrapper):
                     f"dp_sgd around {inner}: it looks at several examples together. Usual fix: cross_entropy or an "
                     "adversarial objective without tensors of its own."
                 )
-        for outer in walk(method.objective):
-            around = outer is not self and any(part is self for part in walk(outer))
-            if around and isinstance(outer, Objective) and outer.adds_rows:
-                raise HardyError(
-                    f"{name_part(outer)} around dp_sgd adds a gradient of the client's images that is neither clipped "
-                    "nor covered by noise. Usual fix: dp_sgd around it, or leave one of them out."
-                )
+        self._check_around(method, setting)
         for stage in walk(method.aggregator):
             if isinstance(stage, Stage) and stage.changes_weights and not isinstance(stage, EqualWeights):
                 raise HardyError(
@@ -92,6 +86,32 @@ class DpSgd(Wrapper):
             )
         if not self.delta < 1 / (most := sum(rows) if method.pooled else max(rows)):
             raise HardyError(f"delta of dp_sgd is {self.delta:g}; with {most} rows it must be below {1 / most:.2g}.")
+
+    def _check_around(self, method: Method, setting: Setting) -> None:
+        for outer in walk(method.objective):
+            if outer is self or not isinstance(outer, Objective) or not any(part is self for part in walk(outer)):
+                continue
+            if outer.adds_rows:
+                raise HardyError(
+                    f"{name_part(outer)} around dp_sgd adds a gradient of the client's images that is neither clipped "
+                    "nor covered by noise. Usual fix: dp_sgd around it, or leave one of them out."
+                )
+            if outer.mixes_examples:
+                raise HardyError(
+                    f"{name_part(outer)} around dp_sgd lets the gradient of one example hang on the client's others. "
+                    "Leave one of them out."
+                )
+            if isinstance(outer, Ramped) and outer.moves(self):
+                raise HardyError(
+                    f"ramped moves {outer.number} of dp_sgd over the rounds, and the account takes one value for all "
+                    "of them. Ramp another number, or leave it out."
+                )
+        for kind in sorted({client.kind for client in setting.sorts}):
+            if not any(isinstance(part, DpSgd) for part in walk(method.objective.for_client(kind, 0))):
+                raise HardyError(
+                    f"dp_sgd leaves the examples of clients of kind {kind} without noise, and ε is of all examples. "
+                    "Usual fix: dp_sgd around by_kind, or in each of its objectives."
+                )
 
     @property
     def adds_rows(self) -> bool:
@@ -136,7 +156,7 @@ class DpSgd(Wrapper):
             assert training.steps is not None
             noise, share, times = noise / sqrt(training.replays), size / rows, training.steps * rounds
         elif training.steps is not None:
-            share, times = 1.0, -(-training.steps * size // rows) * training.replays * rounds
+            share, times = 1.0, _worth(-(-training.steps * size // rows), rows % size > 0) * training.replays * rounds
         else:
             wraps = training.remainder == "wrap" and rows % size > 0
             share, times = 1.0, (1 + wraps) * training.epochs_at(0) * training.replays * rounds
@@ -149,6 +169,12 @@ class DpSgd(Wrapper):
             delta=self.delta,
             simulated=self.entropy == "seed",
         )
+
+
+def _worth(passes: int, straddles: bool) -> int:
+    """How often a row counts in so many passes over the rows. A batch that begins in one pass and ends in the next may
+    hold a row twice: twice as far is worth four times."""
+    return 4 * (passes // 2) + passes % 2 if straddles else passes
 
 
 dp_sgd = DpSgd

@@ -96,6 +96,13 @@ class Ramped(Wrapper):
         level = floor(self.levels * min(max(share, 0.0), 1.0)) / self.levels
         return self.end if level == 1 else self.start + level * (self.end - self.start)
 
+    def moves(self, part: object) -> bool:
+        """Whether it is a number of this part that moves."""
+        owner: Any = self.inner
+        for name in self.number.split(".")[:-1]:
+            owner = getattr(owner, name)
+        return owner is part
+
     def for_client(self, kind: str, round_number: int) -> Objective:
         inner: Objective = _with_number(self.inner, self.number, self.value(round_number))
         return inner.for_client(kind, round_number)

@@ -15,6 +15,7 @@ from hardy.core.files import disk, make_folder, refuse_links
 from hardy.core.json_files import read_sealed
 from hardy.core.method import Method
 from hardy.core.ranks import Ranks
+from hardy.core.spending import privacy_spent
 from hardy.core.store import MemoryStore
 from hardy.core.tensors import shapes
 from hardy.data.given import OwnData
@@ -312,6 +313,8 @@ def _reopen(
     if not far:
         run.engine.store = checkpoint.store.cast(run.engine.cast)
     run.figures, run.rows = RunTotals(**checkpoint.figures), None
+    if before is not None and allow_change and (privacy_spent(run.server, 1) or _was_private(run)):
+        folders.refuse_private_changes(folder, folders.changed_keys(text, saved, before))
     if (folder / "summary.json").exists():
         try:
             known = read_sealed(folder / "summary.json", "Its figures are measured anew.")
@@ -320,6 +323,11 @@ def _reopen(
         except (HardyError, KeyError, AttributeError) as error:
             remark(str(error))
     return run, checkpoint.digests
+
+
+def _was_private(run: Run) -> bool:
+    """Whether the rounds so far spent privacy."""
+    return any(key.endswith("_epsilon") for line in run.history[:1] for key in line)
 
 
 def _same_name(folder: Path, key: str, saved: config.Table | str, given: Any) -> Any:

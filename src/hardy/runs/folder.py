@@ -184,9 +184,42 @@ def resolved(experiment: Experiment, text: str) -> dict[str, Any]:
     return {**tomllib.loads(experiment.to_toml()), "versions": tomllib.loads(text).get("versions", {})}
 
 
+_STEPS = {f"training.{key}" for key in ("rate", "schedule", "period", "milestones", "decay")}
+_UNCOUNTED = {"name", "rounds", "engine", "optimiser", "evaluation", "checkpoint", "callbacks", "versions"} | _STEPS
+"""keys that no privacy account hangs on"""
+
+
 def refuse_changes(folder: Path, text: str, chosen: Experiment, before: dict[str, Any]) -> None:
-    """An error that lists the keys in which config.toml is not the experiment of the checkpoint. More rounds are no
-    change: that is how a run is prolonged. Nor are other workers, nor data that moved: only their name counts."""
+    """An error that lists the keys in which config.toml is not the experiment of the checkpoint."""
+    if not (changes := changed_keys(text, chosen, before)):
+        return
+    way = "go on with the change: `hardy resume --allow-change` (allow_change=True in Python)"
+    if chosen.engine.name == "flower":
+        way = "start a new run: nodes have agreed to the experiment as it was"
+    raise HardyError(
+        f"{folder / 'config.toml'} is not the experiment of its checkpoint: {_few(changes)}. Put back what was "
+        f"there, or {way}."
+    )
+
+
+def refuse_private_changes(folder: Path, changes: Mapping[str, str]) -> None:
+    """The account is worked out from config.toml for all rounds, also those before the change."""
+    if counted := {key: how for key, how in changes.items() if not {key, key.partition(".")[0]} & _UNCOUNTED}:
+        raise HardyError(
+            f"{folder / 'config.toml'} is not the experiment of its checkpoint: {_few(counted)}. The privacy "
+            "account takes all rounds to be alike. Put back what was there, or start a new run and add both ε."
+        )
+
+
+def _few(changes: Mapping[str, str]) -> str:
+    shown = list(changes.values())
+    return "; ".join(shown[:6]) + (f"; and {len(shown) - 6} more keys" if len(shown) > 6 else "")
+
+
+def changed_keys(text: str, chosen: Experiment, before: dict[str, Any]) -> dict[str, str]:
+    """Key -> what was and what is, of those in which config.toml is not the experiment of the checkpoint. More
+    rounds are no change: that is how a run is prolonged. Nor are other workers, nor data that moved: only their name
+    counts."""
     tables = before, resolved(chosen, text), tomllib.loads(text)
     beside = ("code",)  # a change of code is a warning
     old, new, written = (
@@ -198,17 +231,7 @@ def refuse_changes(folder: Path, text: str, chosen: Experiment, before: dict[str
         differ.remove("engine.workers")
     if "rounds" in differ and new["rounds"] > old["rounds"]:
         differ.remove("rounds")
-    if not differ:
-        return
-    shown = [f"{key} was {old.get(key, 'absent')!r}, is {new.get(key, 'absent')!r}" for key in differ[:6]]
-    more = f"; and {len(differ) - 6} more keys" if len(differ) > 6 else ""
-    way = "go on with the change: `hardy resume --allow-change` (allow_change=True in Python)"
-    if chosen.engine.name == "flower":
-        way = "start a new run: nodes have agreed to the experiment as it was"
-    raise HardyError(
-        f"{folder / 'config.toml'} is not the experiment of its checkpoint: {'; '.join(shown)}{more}. Put back what "
-        f"was there, or {way}."
-    )
+    return {key: f"{key} was {old.get(key, 'absent')!r}, is {new.get(key, 'absent')!r}" for key in differ}
 
 
 def _placeless(table: dict[str, Any]) -> dict[str, Any]:

@@ -224,6 +224,11 @@ def _refuse_evaluation(experiment: Experiment, plan: Plan, server: Server, *, fa
             f"clock.online is {experiment.clock.online:g}: who is asked then hangs on who is online, and the privacy "
             "account counts on cohorts drawn among all. Leave it out."
         )
+    if experiment.server.rows and experiment.server.source is None and privacy_spent(server, 1):
+        raise HardyError(
+            f"server.rows is {experiment.server.rows}: the server takes them from the clients, and no noise covers "
+            "what it learns from them. Give it a server.source of its own."
+        )
     choice = experiment.evaluation
     _refuse_server_rows(experiment, plan)
     for measuring in (*choice.metrics, *choice.diagnosis):

@@ -1,5 +1,6 @@
 """Warm start: a run whose first networks are somebody's trained ones."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,12 +14,14 @@ from torch import Tensor, nn
 from hardy.config import FROM_PYTHON, named
 from hardy.core.method import Plan
 from hardy.core.partition import Placement, Role
+from hardy.core.spending import privacy_spent
 from hardy.core.tensors import Tensors
 from hardy.errors import HardyError
 from hardy.runs.checkpoint import load_checkpoint
 from hardy.runs.run import Run
 from hardy.user_code import short
 
+_LOG = logging.getLogger("hardy")
 _STATISTICS = {Role.NORM_MEAN: "running_mean", Role.NORM_VAR: "running_var"}
 """as torch's batch norms call them"""
 _COUNTS = (Role.COUNTER, Role.NORM_COUNT)
@@ -93,6 +96,11 @@ def warm_start(run: Run, init: Any, *, head: bool = True) -> None:
     run.engine.store = run.engine.store.begun(places[Placement.PRIVATE])
     words = str(init) if isinstance(init, str | Path) else FROM_PYTHON
     run.experiment = replace(run.experiment, init=words, init_head=head)
+    if privacy_spent(run.server, 1):
+        _LOG.warning(
+            "init: the privacy account is of this run alone. If its first networks were trained on rows of these "
+            "clients, add the ε of that training; without one there is no bound."
+        )
 
 
 def _constants(source: TrainedTensors, plan: Plan) -> set[str]:

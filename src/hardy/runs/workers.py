@@ -34,6 +34,7 @@ from hardy.config import Experiment
 from hardy.core import tensors
 from hardy.core.disk_store import DiskStore
 from hardy.core.files import make_folder, write_atomic
+from hardy.core.protocols import walk
 from hardy.core.ranks import ALONE, Ranks
 from hardy.core.server import Server
 from hardy.core.store import ClientStore, MemoryStore, Snapshot
@@ -203,6 +204,11 @@ def refuse_workers(run: Run) -> None:
         raise HardyError(
             f"engine.workers is {workers}, but norm synchronised needs all clients of a step in one call. Leave it "
             "out, or take norm federated."
+        )
+    if any(getattr(part, "entropy", "seed") == "system" for part in walk(method.aggregator)):
+        raise HardyError(
+            f"engine.workers is {workers}: every worker does the server's round, and with entropy = system each would "
+            'draw other noise. Leave it out, or take entropy = "seed" for a simulation.'
         )
     alone = {
         "evaluation.diagnosis": bool(choice.diagnosis),

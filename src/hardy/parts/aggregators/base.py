@@ -108,6 +108,9 @@ class _Grouped(Aggregator):
     def tolerates(self, weights: Tensor) -> bool:
         return all(rule.tolerates(weights) for rule in (self.default, *self._rules().values()))
 
+    def outweighed(self, weights: Tensor) -> bool:
+        return any(rule.outweighed(weights) for rule in (self.default, *self._rules().values()))
+
     def _groups(self, context: RoundContext) -> list[tuple[str, Aggregator, list[str]]]:
         """(prefix of its memory, rule, names it writes)"""
         rules = {**self._rules(), "default": self.default}
@@ -341,6 +344,13 @@ class Pipeline(Aggregator):
                 return True  # what follows does not see these updates alone
             weights = stage.reweigh(weights)
         return self.rule.tolerates(weights)
+
+    def outweighed(self, weights: Tensor) -> bool:
+        for stage in self.pre:
+            if stage.remembers_all:
+                return False
+            weights = stage.reweigh(weights)
+        return self.rule.outweighed(weights)
 
     def check(self, method: Method, setting: Setting) -> None:
         for number, stage in enumerate(self.pre):

@@ -202,17 +202,18 @@ class ClientLevelDp(Stage):
 
     def mechanisms(self, plan: Plan, setting: Setting, rounds: int, asked: Sequence[int]) -> Sequence[Mechanism]:
         """A client that is replaced can change a sum by 2 C, one that is added or removed by C. Reported statistics
-        say who was in a cohort, and stages that remember clients use it, so that sampling is then no protection."""
+        say who was in a cohort, and stages that remember clients use it, so that sampling is then no protection, and
+        nobody can be added or removed unseen."""
         remembering = (s for s in walk(plan.method.aggregator) if isinstance(s, Stage) and s.remembers_clients)
         known = bool(plan.names(Placement.REPORTED)) or any(remembering)
-        replaced = setting.sampling == "fixed"
+        replaced = known or setting.sampling == "fixed"
         return (
             Mechanism(
                 what=f"{'sum of' if self.on == 'sum' else 'each of'} the clients' moves",
                 unit="client",
                 noise=self.noise / 2 if replaced else self.noise,
                 share=1.0 if known else setting.cohort / len(setting.clients),
-                sampling=setting.sampling,
+                sampling="fixed" if replaced else "poisson",
                 times=max(asked) if known else rounds,
                 delta=self.delta,
                 simulated=self.entropy == "seed",

@@ -60,6 +60,9 @@ class CoordinateMedian(Aggregator):
     def uses_weights(self) -> bool:
         return self.weigh == "samples"
 
+    def outweighed(self, weights: Tensor) -> bool:
+        return self.uses_weights and bool(2 * weights.max() > weights.sum())
+
     def combine(self, updates: Updates, context: RoundContext) -> Tensors:
         if self.uses_weights:
             return as_tensors(weighted_median(updates.matrix, updates.weights), updates, context)
@@ -108,6 +111,9 @@ class GeometricMedian(Aggregator):
     @property
     def uses_weights(self) -> bool:
         return self.weigh == "samples"
+
+    def outweighed(self, weights: Tensor) -> bool:
+        return self.uses_weights and bool(2 * weights.max() > weights.sum())
 
     def combine(self, updates: Updates, context: RoundContext) -> Tensors:
         shares, products = shares_of(updates, self.weigh), products_of(updates, context)
