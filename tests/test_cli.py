@@ -205,6 +205,16 @@ def test_a_mistyped_word_gets_the_nearest_one(capsys):
         assert shown.startswith(message) and shown.count("\n") == 1
 
 
+def test_an_override_that_a_later_one_takes_back_is_refused(capsys):
+    """A new method takes the old one's options away: in this order they would be lost without a word."""
+    assert main(["parts", "fedprox"]) == 0
+    for overrides in (["method.strength=1", "method=fedprox"], ["rounds=1", "training.rate=0.1", "rounds=2"]):
+        with pytest.raises(SystemExit) as left:
+            main(["run", "demo", *overrides])
+        assert left.value.code == 2
+        assert f"{overrides[0]} has no effect: {overrides[-1]} after it" in capsys.readouterr().err
+
+
 def test_a_word_of_another_library_gets_the_word_of_this_one(capsys):
     for override, word in (
         ("training.lr=0.1", "rate"),

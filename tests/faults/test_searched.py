@@ -55,6 +55,18 @@ def test_as_far_as_the_honest_spread_hides(kind, direction, seed):
         np.testing.assert_allclose(ratio, ratio[0], rtol=1e-9)
 
 
+@pytest.mark.parametrize("kind", [min_max, min_sum])
+def test_a_single_number_is_a_tensor_too(kind):
+    """As the counts that norm hybrid shares."""
+    replies = torch.tensor([1.0, 2.0, 3.0, 3.0]).double()
+    slots = [Slot(i) for i in range(4)]
+    updates = Updates(slots=slots, shared={"count": replies}, reported={}, weights=replies, steps=replies, loss=replies)
+    work = Work(round=0, rate=0.1, slots=slots, shared={"count": torch.zeros(1).double()}, reported={})
+    made = corrupt(kind(), updates, work, hostile={3}, roles={"count": Role.WEIGHT}, aggregate=None)
+    assert made.shared["count"][:3].equal(replies[:3])
+    assert hidden(kind, made.shared["count"][3:, None].numpy()[0], replies[:3, None].numpy())
+
+
 def test_by_hand():
     for kind in (min_max, min_sum):
         forged, _ = corrupted(kind(), torch.tensor([[0.0, 0.0], [2.0, 0.0]]).double(), hostile=1)

@@ -32,7 +32,9 @@ class Command:
 
 def experiment_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("experiment", help="a TOML file, or a bundled name such as demo")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="for example training.rate=0.1 method=fedbn")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="for example training.rate=0.1 method=fedbn"
+    )
 
 
 def device_option(parser: ArgumentParser) -> None:

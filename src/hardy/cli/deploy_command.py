@@ -26,7 +26,7 @@ def _certificates(options: Any) -> None:
 def _declare_app(parser: ArgumentParser) -> None:
     parser.add_argument("experiment", help="a TOML file, or a bundled name such as demo")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value")
     parser.add_argument("--out", type=Path, required=True, help="run folder, on the server")
     parser.add_argument("--control", type=int, default=9093, metavar="PORT", help="as in `hardy deploy server`")
     import_option(parser)
@@ -77,7 +77,9 @@ def _server(options: Any) -> None:
 
 def _declare_node(parser: ArgumentParser) -> None:
     parser.add_argument("keys", type=Path, help="this site's folder `node-N` of `hardy deploy certificates`")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="such as data=/data/ward.npz domain=ward-a")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="such as data=/data/ward.npz domain=ward-a"
+    )
     parser.add_argument("--server", required=True, metavar="HOST:PORT")
     parser.add_argument(
         "--app", type=Path, action="append", required=True, help="hardy-app.fab that the site agrees to"

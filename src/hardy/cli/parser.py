@@ -57,11 +57,24 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         options.parser.unrecognised(rest)
     if rest:
         options.overrides += rest  # key=value may stand after an option too
+    if discarded := _discarded(getattr(options, "overrides", ())):
+        options.parser.error("{} has no effect: {} after it sets the same again. Leave one out".format(*discarded))
     return options
 
 
+def _discarded(overrides: Sequence[str]) -> tuple[str, str] | None:
+    """An override that a later one takes back, as method=fedbn does with method.norm=group, and the later one."""
+    for number, later in enumerate(overrides):
+        key, equals, _ = later.partition("=")
+        for earlier in overrides[:number] if equals else ():
+            old = earlier.partition("=")[0]
+            if old == key or old.startswith(f"{key}."):
+                return earlier, later
+    return None
+
+
 def make_parser() -> Parser:
-    parser = Parser(prog="hardy", description="Federated learning that holds.")
+    parser = Parser(prog="hardy", description="Robust federated learning.")
     parser.add_argument("--version", action="version", version=f"hardy {VERSION}")
     _add(parser, [import_module(f"hardy.cli.{name}_command").COMMAND for name in COMMANDS])
     return parser

@@ -41,7 +41,7 @@ def chosen_branches(norm: Norm, asked: Branches) -> tuple[str, str]:
 def refuse_robustness(robustness: float | None, norm: Norm) -> None:
     if robustness is None:
         return
-    if norm.branches is not None and "adversarial" not in norm.branches:
+    if "adversarial" not in (norm.branches or ()):
         raise HardyError(
             f"robustness {robustness} cannot be chosen: norm {type(norm).__name__!r} keeps no adversarial branch. "
             "Train with norm dual, as split_mix_dat does."

@@ -287,8 +287,9 @@ def corrupt(
         forged, found = attacked(attack), []
         names = [name for name, value in updates.shared.items() if name in roles and value.is_floating_point()]
         for _, own, honest in groups:
-            rows = [torch.cat([forged.shared[n][[own[0], *honest]].flatten(1) for n in names], 1)] if names else []
-            apart = torch.cdist(rows[0].double(), rows[0].double()).square() if rows else torch.zeros(1, 1)
+            seen = [own[0], *honest]
+            each = [forged.shared[n][seen].reshape(len(seen), -1).double() for n in names]
+            apart = torch.cdist(rows := torch.cat(each, 1), rows).square() if each else torch.zeros(1, 1)
             found.append((apart[0, 1:], apart[1:, 1:]))
         return found
 
