@@ -40,6 +40,10 @@ class HardyError(Exception):
     """A mistake the user can mend: one message with the value, the limit and the remedy. The CLI exits with 2."""
 
 
+class AllRefused(HardyError):
+    """Training that cannot go on, since the server refused every reply of many rounds: most often it diverged."""
+
+
 def unknown(
     kind: str, value: object, allowed: Iterable[str], *, elsewhere: Iterable[str] = (), listed_by: str = ""
 ) -> HardyError:

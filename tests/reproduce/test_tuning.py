@@ -57,6 +57,18 @@ def test_the_best_setting_on_validation_rows_is_the_rows(folder, capsys):
         row_experiment(table, RowJob(**{**vars(job), "seed": 9}))
 
 
+def test_a_setting_that_diverges_loses(folder, capsys):
+    (folder / "demo" / "t.toml").write_text(TABLE.replace("[0.0001, 0.2]", "[1e30, 0.0001]").partition('"SGD"')[0])
+    (folder / "demo" / "e.toml").write_text((folder / "demo" / "e.toml").read_text().replace("= 2\n", "= 12\n", 1))
+    assert main(["reproduce", "demo/t", "--tune", "--quiet"]) == 0
+    assert "every reply of the last" in capsys.readouterr().out
+    choice = read_choice(find_table(folder, "demo/t"), "plain", quick=False)
+    assert choice["chosen"] == ["training.rate=0.0001"] and choice["settings"][0]["score"] is None
+    (folder / "demo" / "t.toml").write_text(TABLE.replace("[0.0001, 0.2]", "[1e30]").partition('"SGD"')[0])
+    assert main(["reproduce", "demo/t", "--tune", "--quiet", "--out", "anew"]) == 2
+    assert "no setting of row 'plain' can be trained" in capsys.readouterr().err
+
+
 def test_other_settings_are_another_tuning(folder):
     table = find_table(folder, "demo/t")
     where = folder / "demo" / "results" / "t" / "tuning"

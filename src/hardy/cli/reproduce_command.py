@@ -152,7 +152,7 @@ def _tune(options: Any, folder: Path, names: Sequence[str], overrides: Sequence[
             print(f"{words}: failed: {record}", flush=True)
             continue
         shown = ", ".join(f"{name} {100 * figure['mean']:.1f}" for name, figure in record["figures"].items())
-        print(f"{words}: {shown} on validation rows", flush=True)
+        print(f"{words}: {f'{shown} on validation rows' if shown else record['failed']}", flush=True)
         table, own = find_table(folder, job.table), found.setdefault((job.table, job.row), {})
         own[job.setting or ()] = record
         settings = row_settings(table, job.row)

@@ -16,7 +16,7 @@ import torch
 import hardy
 from hardy.config import Experiment
 from hardy.core.files import versions
-from hardy.errors import HardyError, unknown
+from hardy.errors import AllRefused, HardyError, unknown
 from hardy.report.stored_run import read_run
 from hardy.reproduce.definition import ResultTable, RowMeasure, find_table, read_table, same_row, table_files
 from hardy.reproduce.records import (
@@ -143,7 +143,12 @@ def run_row(job: RowJob, *, quiet: bool = True) -> Record:
     record: Record | None = read_record(record_path) if record_path.exists() else None
     if record is not None and all(has_figure(record, one) for one in measures):
         return record
-    run = _fit_or_resume(chosen, folder, job.data, quiet=quiet)
+    try:
+        run = _fit_or_resume(chosen, folder, job.data, quiet=quiet)
+    except AllRefused as error:
+        if job.setting is None:
+            raise
+        return {**_record(table, job, mark), **_of_none(chosen), "failed": str(error)}
     figures = {} if record is None else record["figures"]
     record = {**_record(table, job, mark), **_of_run(run, folder), "figures": figures}
     for measure in measures:  # those under one attack in a row, so that what evaluation.json holds is used again
@@ -190,6 +195,11 @@ def _record(table: ResultTable, job: RowJob, mark: str) -> Record:
         "versions": versions(),
         "unknown": {} if commit else {"commit": "not run in a checkout"},
     }
+
+
+def _of_none(chosen: Experiment) -> Record:
+    """A setting of tuning that cannot be trained: no figures, so that any other setting is better."""
+    return {"seed": chosen.seed, "rounds": chosen.rounds, "seconds": None, "figures": {}}
 
 
 def _of_run(run: Run, folder: Path) -> Record:

@@ -3,7 +3,8 @@
 1. A row's settings are the grid of what the table varies for all rows, such as the rate, and of one parameter of its
    own.
 2. Each setting is run once, with a seed that the table does not use.
-3. The setting with the best mean of the named measures on validation rows is the row's; of equals, the first.
+3. The setting with the best mean of the named measures on validation rows is the row's; of equals, the first. One that
+   diverged has no figures, and any other is better.
 
     results/TABLE/tuning/ROW.json          every setting and its figures, and the one chosen
     results/TABLE/quick/tuning/ROW.json    with --quick
@@ -50,10 +51,15 @@ def tuning_measures(table: ResultTable) -> list[RowMeasure]:
 
 def choose_setting(settings: Mapping[tuple[str, ...], Record], *, quick: bool) -> Choice:
     """Line 3, as it is stored. The records are of one row, in the order of its settings."""
-    scores: dict[tuple[str, ...], float] = {
-        setting: mean(f["mean"] for f in record["figures"].values()) for setting, record in settings.items()
+    scores: dict[tuple[str, ...], float | None] = {
+        setting: round(mean(f["mean"] for f in record["figures"].values()), 6) if record["figures"] else None
+        for setting, record in settings.items()
     }
-    first, best = next(iter(settings.values())), max(scores, key=scores.__getitem__)
+    known = {setting: value for setting, value in scores.items() if value is not None}
+    first = next(iter(settings.values()))
+    if not known:
+        raise HardyError(f"{first['table']}: no setting of row {first['row']!r} can be trained: {first['failed']}")
+    best = max(known, key=known.__getitem__)
     return {
         "table": first["table"],
         "row": first["row"],
@@ -64,7 +70,7 @@ def choose_setting(settings: Mapping[tuple[str, ...], Record], *, quick: bool) -
         "commit": first["commit"],
         "chosen": list(best),
         "settings": [
-            {"set": list(setting), "score": round(scores[setting], 6), "seconds": record["seconds"]}
+            {"set": list(setting), "score": scores[setting], "seconds": record["seconds"]}
             for setting, record in settings.items()
         ],
     }

@@ -20,7 +20,7 @@ from hardy.core.spending import privacy_spent
 from hardy.core.store import ClientStore
 from hardy.core.tensors import Tensors
 from hardy.engines.process_group import RankLost
-from hardy.errors import HardyError
+from hardy.errors import AllRefused, HardyError
 from hardy.evaluation import projections
 from hardy.evaluation.diagnoses import diagnose_training
 from hardy.evaluation.measure import client_tensors, figures, success_figures
@@ -197,10 +197,10 @@ def _all_refused(line: dict[str, Any]) -> bool:
     return line["loss"] is None and bool(reasons) and all(why.startswith("refused") for why in reasons)
 
 
-def _hopeless(run: Run, line: dict[str, Any], wasted: int) -> HardyError:
+def _hopeless(run: Run, line: dict[str, Any], wasted: int) -> AllRefused:
     client, why = next(iter(line["lost"].items()))
     rate = run.experiment.training.rate_at(run.state.round - 1, run.experiment.rounds)
-    return HardyError(
+    return AllRefused(
         f"every reply of the last {wasted} rounds was refused (round {run.state.round}, client {client}: "
         f"{why.removeprefix('refused: ')}). Lower training.rate ({rate:g}) or widen [admission]."
     )
