@@ -13,6 +13,7 @@ from statistics import median_low
 import torch
 from torch import Tensor
 
+from hardy.core import tensors
 from hardy.core.messages import Updates, Work
 from hardy.core.partition import Role
 from hardy.core.tensors import Tensors
@@ -33,33 +34,30 @@ GROUPS = {
 
 def lengths(updates: Updates, work: Work, roles: Mapping[str, Role]) -> dict[str, Tensor]:
     """Group of tensors -> length in each reply, [S]; and under "near" the length below which a change is fine."""
-    steps = updates.steps.to(updates.loss).clamp_min(1).sqrt()
     parts: dict[str, list[Tensor]] = {}
     sent: list[Tensor] = []
     for name, group in _measured(updates.shared, roles):
         value = updates.shared[name]
         if group == "weights":
-            before = work.shared[name]
-            before = before if len(before) == 1 else before[updates.bases]
-            sent.append(_each(before).expand(len(steps)) / steps)
-            parts.setdefault(group, []).append(_each(value - before) / steps)
-        else:
-            parts.setdefault(group, []).append(_each(value))
+            before, length = work.shared[name], work.sent_lengths[name]
+            several = len(before) > 1
+            sent.append(length[updates.bases] if several else length.expand(len(value)))
+            value = value - (before[updates.bases] if several else before)
+        parts.setdefault(group, []).append(tensors.row_lengths(value))
+    found: dict[str, Tensor] = {}
+    if sent:
+        steps = updates.steps.to(updates.loss).clamp_min(1).sqrt()
+        parts["weights"] = [_whole(parts["weights"]) / steps]
+        found["near"] = _NEAR * _whole(sent) / steps
     for name, group in _measured(updates.reported, roles):
-        parts.setdefault(group, []).append(_each(updates.reported[name]))
-    found = {group: _whole(each) for group, each in parts.items()}
-    return found | ({"near": _NEAR * _whole(sent)} if sent else {})
+        parts.setdefault(group, []).append(tensors.row_lengths(updates.reported[name]))
+    return found | {group: _whole(each) for group, each in parts.items()}
 
 
 def _measured(values: Tensors, roles: Mapping[str, Role]) -> Iterator[tuple[str, str]]:
     for name, value in values.items():
         if value.is_floating_point() and (group := GROUPS.get(roles.get(name, Role.COUNTER))):
             yield name, group
-
-
-def _each(rows: Tensor) -> Tensor:
-    found: Tensor = torch.linalg.vector_norm(rows.reshape(len(rows), -1), dim=1)
-    return found
 
 
 def _whole(parts: list[Tensor]) -> Tensor:

@@ -37,6 +37,11 @@ class Work:
     def asked(self) -> frozenset[Slot]:
         return frozenset(self.slots)
 
+    @cached_property
+    def sent_lengths(self) -> Tensors:
+        """How long the shared tensors are, [B]."""
+        return tensors.apply(tensors.row_lengths, {n: t for n, t in self.shared.items() if t.is_floating_point()})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:

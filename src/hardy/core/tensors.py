@@ -168,6 +168,12 @@ def expand_trailing(scale: Tensor, like: Tensor) -> Tensor:
     return scale.reshape(*scale.shape, *[1] * (like.dim() - scale.dim()))
 
 
+def row_lengths(rows: Tensor) -> Tensor:
+    """L2, [S]."""
+    found: Tensor = torch.linalg.vector_norm(rows.reshape(len(rows), -1), dim=1)
+    return found
+
+
 def shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 

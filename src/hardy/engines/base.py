@@ -88,11 +88,15 @@ class Engine:
 
     def batch(self, rows: Tensor, key: Tensor, label_counts: Tensor) -> Batch:
         """The images and labels of a step, [B], or of a step of several slots, [S, B] with a key and counts each."""
-        x, change = self.device_data.images("train", rows), self.device_data.augmentation
-        if change is not None:
-            apply = torch.vmap(change.apply) if key.dim() else change.apply
-            x = apply(x, random.fold(key, "augmentation"))
+        x = self.augmented(self.device_data.images("train", rows), key)
         return Batch(x, self.device_data.y["train"][rows], label_counts)
+
+    def augmented(self, x: Tensor, key: Tensor) -> Tensor:
+        """The images of a step, or of a step of several slots, as they are trained on."""
+        if (change := self.device_data.augmentation) is None:
+            return x
+        apply = torch.vmap(change.apply) if key.dim() else change.apply
+        return apply(x, random.fold(key, "augmentation"))
 
     def arithmetic(self, *, training: bool = True) -> AbstractContextManager[None]:
         """What steps, or evaluations, run in."""
