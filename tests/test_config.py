@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hardy import config, papers
+from hardy.attacks.gradient import pgd
 from hardy.cli import main
 from hardy.errors import HardyError
 from hardy.papers.fedavg import proximal
+from hardy.papers.fedbn import local
 from hardy.parts.aggregators.base import mean
 
 MISTAKES = [
@@ -25,7 +27,10 @@ MISTAKES = [
     ("[optimiser]\nmomentum = 1.0", "momentum (μ) of sgd is 1.0; it must be in [0, 1)"),
     ("[training]\nbatch = 0", "training.batch is 0; it must be 1 or more"),
     ("[training]\nremainder = 'kept'", "Did you mean 'keep'?"),
-    ("[training]\nmilestones = 3", "training.milestones is 3; it must be a list"),
+    ("[training]\nrate = '.5'", "training.rate is '.5'; it must be a number, which TOML writes as 0.5."),
+    ("[training]\nmilestones = 3", "training.milestones is 3; it must be a list, such as [3]"),
+    ("model = 'mine.py'", "model 'mine.py' is a file; name what to take of it, such as mine.py:mine"),
+    ("method = { name = 'fedavg', aggregator = 'krum' }", "needs a value for 'f', as in { name = ..., f = ... }"),
     ("[cohort]\nfraction = 0", "cohort.fraction is 0.0; it must be in (0, 1]"),
     ("[cohort]\nclients = 0", "cohort.clients is 0; it must be 1 or more"),
     ("[cohort]\nclients = 99", "cohort.clients is 99, but there are 10 clients to ask"),
@@ -141,6 +146,29 @@ def test_a_part_takes_the_place_of_a_papers_own():
     assert made.aggregator == mean(weigh="uniform")
     assert made.norm == papers.fedbn().norm
     assert made.objective == proximal()
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "expected"),
+    [
+        ("fatavg", ["method.attack.steps=3"], papers.fatavg(attack=pgd(steps=3))),
+        ("fedbn", ["method.norm.momentum=0.3"], papers.fedbn(norm=local(momentum=0.3))),
+        (  # the objective is the method's own, though it is no argument of fatavg
+            "fatavg",
+            ["method.objective.AT.attack.steps=3", "method.objective.AT.mix=1"],
+            papers.fatavg(attack=pgd(steps=3), mix=1.0),
+        ),
+    ],
+)
+def test_a_table_without_a_name_changes_the_methods_own_part(method, overrides, expected):
+    chosen = config.parse(f"method = {method!r}", overrides)
+    assert config.method(chosen) == expected
+    assert config.method(config.parse(chosen.to_toml())) == expected
+
+
+def test_an_unknown_option_of_the_methods_own_part():
+    with pytest.raises(HardyError, match=r"unknown key in method\.attack 'stepz'\. Did you mean 'step'\?"):
+        config.parse("method = 'fatavg'", ["method.attack.stepz=2"])
 
 
 @pytest.mark.parametrize("name", config.bundled())

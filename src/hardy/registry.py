@@ -63,6 +63,8 @@ def find(of: str, name: object) -> Callable[..., Any]:
         return known[str(name)]
     text = user_code.reference(name)
     found: Callable[..., Any] | None = user_code.resolve(text) if text else user_code.plugin(of, str(name))
+    if found is None and str(name).endswith(".py"):
+        raise HardyError(f"{of} {name!r} is a file; name what to take of it, such as {name}:mine.")
     if found is None:
         raise unknown(of, name, [*known, *(name for kind, name in user_code.plugins() if kind == of)])
     if not callable(found):

@@ -241,4 +241,5 @@ def method(experiment: Experiment) -> Method:
         raise HardyError(f"method {user_code.short(name)} gives {type(made).__name__}; it must be a hardy.Method.")
     made = made.replace(**later)
     hints = get_type_hints(Method)
-    return made.replace(**{key: convert(value, hints[key], f"method.{key}") for key, value in parts.items()})
+    new = {k: convert(value, hints[k], f"method.{k}", getattr(made, k)) for k, value in parts.items()}
+    return made.replace(**new)

@@ -30,6 +30,11 @@ _OWN = {
     "pattern": r"^([^:\n]+\.py|[^\W\d]\w*(\.[^\W\d]\w*)*):[^\W\d]\w*$",
     "description": "of your own: module:name or file.py:name",
 }
+_OPTIONS = {
+    "type": "object",
+    "not": {"required": ["name"]},
+    "description": "without a name: the method's own part, with other values for some of its options",
+}
 _HIDDEN = {"x-taplo": {"hidden": True}}
 """allowed, but no editor proposes it"""
 _STRINGS = {"type": "object", "additionalProperties": {"type": "string"}}
@@ -84,7 +89,8 @@ def _table(factory: Callable[..., Any], name: str | None = None, kind: str = "")
     keys = {key: _key(key, hints.get(key, Any), one.default, docs.get(key)) for key, one in taken.items()}
     if kind == "method":
         parts = argument_hints(Method)
-        keys |= {key: _key(key, parts[key], None, SHARED.get(key)) for key in REPLACEABLE if key not in taken}
+        replaced = {key: _key(key, parts[key], None, SHARED.get(key)) for key in REPLACEABLE if key not in taken}
+        keys |= {key: {"anyOf": [value, _OPTIONS]} for key, value in replaced.items()}
     needed = [key for key, one in taken.items() if one.default is one.empty]
     if name is not None:
         keys = {"name": {"const": name}} | keys
@@ -108,6 +114,8 @@ def _key(key: str, hint: Any, default: Any, words: str | None) -> Table:
         value = threat if key == "select" else {"type": "array", "items": threat}
     else:
         value = _value(hint)
+    if hint in KINDS and isinstance(default, hint):
+        value = {"anyOf": [value, _OPTIONS]}
     usual = _default(default)
     said = {"description": words} if words else {}
     return {**value, **said} | ({} if usual is None else {"default": usual})

@@ -46,10 +46,11 @@ def construct(factory: Callable[..., Any], table: object, path: str, **given: An
             raise unknown(
                 f"key in {path or 'the experiment'}", key, known, elsewhere=() if path else keys_below(factory)
             )
-        arguments[key] = convert(value, hints.get(key, Any), f"{path}.{key}".lstrip("."))
+        default = parameters[key].default if key in parameters else None
+        arguments[key] = convert(value, hints.get(key, Any), f"{path}.{key}".lstrip("."), default)
     for key, parameter in parameters.items():
         if parameter.default is parameter.empty and key not in arguments:
-            raise HardyError(f"{path} needs a value for {key!r}.")
+            raise HardyError(f"{path} needs a value for {key!r}, as in {{ name = ..., {key} = ... }}.")
     return _call(factory, arguments, path)
 
 
@@ -83,8 +84,10 @@ def _call(factory: Callable[..., Any], arguments: Table, path: str) -> Any:
         raise HardyError(f"{path} {short(stored_name(factory))} failed: {in_words(error, file)}.") from error
 
 
-def convert(value: Any, hint: Any, path: str) -> Any:
-    """A TOML value as the type an argument asks for."""
+def convert(value: Any, hint: Any, path: str, default: object = None) -> Any:
+    """A TOML value as the type an argument asks for. A table without a name is the default part, with these options."""
+    if isinstance(value, dict) and "name" not in value and isinstance(default, tuple(KINDS)):
+        return _with_options(default, value, path)
     if hint is Any:
         return value
     if isinstance(hint, type):
@@ -116,7 +119,17 @@ def convert(value: Any, hint: Any, path: str) -> Any:
         raise HardyError(f"{path} is {value!r}; it must hold {len(kinds)} values.")
     if origin is dict and isinstance(value, dict):
         return {key: convert(v, kinds[1], f"{path}.{key}") for key, v in value.items()}
-    raise HardyError(f"{path} is {value!r}; it must be a {'table' if origin is dict else 'list'}.")
+    wanted = "a table" if origin is dict else f"a list, such as {[value]!r}"
+    raise HardyError(f"{path} is {value!r}; it must be {wanted}.")
+
+
+def _with_options(held: Any, options: Table, path: str) -> Any:
+    """A part with other values for some of its options."""
+    hints = argument_hints(type(held))
+    if wrong := [key for key in options if key not in hints]:
+        raise unknown(f"key in {path}", wrong[0], {field.name for field in dataclasses.fields(held)})
+    new = {k: convert(v, hints[k], f"{path}.{k}", getattr(held, k)) for k, v in options.items()}
+    return dataclasses.replace(held, **new)
 
 
 def _plain(value: Any, hint: type, path: str) -> Any:
@@ -146,4 +159,12 @@ def _plain(value: Any, hint: type, path: str) -> Any:
     if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word in quotes"}
-    raise HardyError(f"{path} is {value!r}; it must be {words.get(hint, hint.__name__)}.")
+    raise HardyError(f"{path} is {value!r}; it must be {words.get(hint, hint.__name__)}{_as_toml(value, hint)}.")
+
+
+def _as_toml(value: Any, hint: type) -> str:
+    """How TOML writes a number that came as a word, such as .5 or '0.5'."""
+    try:
+        return f", which TOML writes as {hint(value)!r}" if hint in (int, float) and isinstance(value, str) else ""
+    except ValueError:
+        return ""
