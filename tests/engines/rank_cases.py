@@ -15,6 +15,7 @@ from hardy.core.cohort import Cohort
 from hardy.engines import EngineChoice
 from hardy.faults.byzantine import sign_flipping
 from hardy.faults.injection import Faults
+from hardy.papers.fedrobust import primal_gap
 from hardy.parts.aggregators.base import pipeline
 from hardy.parts.aggregators.robust import trimmed_mean
 from hardy.parts.aggregators.server_updates import server_adam
@@ -47,6 +48,7 @@ def cases() -> dict:
             {"faults": Faults(hostile=1, byzantine=sign_flipping())},
             few,
         ),
+        "diagnosis": (shortened(papers.fedrobust()), {"evaluation": EvaluationChoice(diagnosis=(primal_gap(),))}, None),
         "drift": (papers.scaffold(), {"evaluation": EvaluationChoice(drift=True)}, None),
         "nobody asked of one rank": (papers.fedbn(), {"cohort": Cohort(clients=1)}, None),
         **{

@@ -134,6 +134,29 @@ def test_damaged_rows_are_refused_or_the_checkpoint_before_is_used(tmp_path):
                 load_checkpoint(copy / "checkpoint")
 
 
+def test_rows_that_no_checkpoint_knows_are_not_read(tmp_path):
+    """Of a run that died before its first checkpoint, and of one whose checkpoint names none yet."""
+    (tmp_path / "000001.rows").write_bytes(b"torn")
+    rows = {"mean": torch.ones(1, 4), "count": torch.tensor([2])}
+    fresh = store()
+    fresh.place(tmp_path)
+    first, told = store().saved()
+    opened = DiskStore.opened(tmp_path, first, told)
+    for held in (fresh, opened):
+        held.write([Slot(7)], rows)
+        assert held.read([Slot(7)])["count"].item() == 2
+
+
+def test_rows_of_a_temporary_file_go_where_a_run_keeps_them(tmp_path):
+    (tmp_path / "000004.rows").write_bytes(b"of an earlier checkpoint")
+    held = store()
+    held.write([Slot(7)], {"mean": torch.ones(1, 4), "count": torch.tensor([2])})
+    held.place(tmp_path)
+    held.write([Slot(3)], {"mean": torch.ones(1, 4), "count": torch.tensor([5])})
+    assert held.read([Slot(7), Slot(3)])["count"].tolist() == [2, 5]
+    assert held.saved()[1]["number"] == 5 and (tmp_path / "000005.rows").stat().st_size == 2 * 32
+
+
 def test_cut_rows_are_refused(tmp_path):
     folder = tmp_path / "run"
     fit(KEEPING, rounds=1, out=folder, engine=ON_DISK)

@@ -8,6 +8,7 @@ Where more than half of the records are outdated, a checkpoint begins a new file
 
 import hashlib
 import os
+import shutil
 import tempfile
 import weakref
 from array import array
@@ -41,7 +42,7 @@ class RowFile:
     numbers of the old one."""
 
     def __init__(self, folder: Path | None, size: int) -> None:
-        self.folder, self.number, self.first = folder, 1, 0
+        self.folder, self.number, self.first, self.temporary = folder, 1, 0, False
         self.kind = np.dtype([("slot", "<i8"), ("row", f"V{size}")])
         self.digest, self.cut = hashlib.sha256(), False
         self.slots, self.before = array("q"), array("q")
@@ -52,9 +53,20 @@ class RowFile:
     @property
     def path(self) -> Path:
         if self.folder is None:  # a run without a folder of its own
-            self.folder = Path(tempfile.mkdtemp(prefix="hardy-clients-"))
+            self.folder, self.temporary = Path(tempfile.mkdtemp(prefix="hardy-clients-")), True
             weakref.finalize(self, remove_folder, self.folder)
         return self.folder / f"{self.number:06d}.rows"
+
+    def place(self, folder: Path) -> None:
+        """From now on in this folder, beside what others have left there, unless it has one already."""
+        if self.folder is not None and not self.temporary:
+            return
+        free = 1 + max((int(path.stem) for path in folder.glob("*.rows")), default=0)
+        if self.slots:
+            with disk(str(folder)):
+                make_folder(folder)
+                shutil.move(self.path, folder / f"{free:06d}.rows")
+        self.folder, self.number, self.temporary, self._mapped = folder, free, False, None
 
     def __len__(self) -> int:
         return self.first + len(self.slots)
@@ -66,8 +78,9 @@ class RowFile:
         content = records.tobytes()
         with disk(str(self.path)):
             make_folder(self.path.parent)
-            if self.cut:
-                os.truncate(self.path, self.kind.itemsize * len(self.slots))
+            if self.cut or not self.slots:  # a process that died may have left more
+                with suppress(FileNotFoundError):
+                    os.truncate(self.path, self.kind.itemsize * len(self.slots))
                 self.cut = False
             append(self.path, content)
         self.digest.update(content)
@@ -165,8 +178,7 @@ class DiskStore(ClientStore):
         return f"DiskStore({self.shapes}, {self.end - self.file.first} rows)"
 
     def place(self, folder: Path) -> None:
-        if self.file.folder is None:
-            self.file.folder = folder
+        self.file.place(folder)
 
     def __getitem__(self, name: str) -> Tensor:
         shape = self.shapes[name]
@@ -187,6 +199,9 @@ class DiskStore(ClientStore):
         rows = self.stored(slots)
         return self._change(self, slots, rows) if self._change else rows
 
+    def held(self) -> Iterator[Slot]:
+        return (Slot(*divmod(number, self.axes[1])) for number in reversed(list(self.heard_last())))
+
     def changed_by(self, change: ReadChange) -> "DiskStore":
         """The same rows, changed as they are read."""
         other = copy(self)
@@ -202,7 +217,6 @@ class DiskStore(ClientStore):
                 yield slot
 
     def stored(self, slots: Sequence[Slot]) -> Tensors:
-        """The rows of slots as they were written."""
         found = [self.file.find(self._number(slot), self.end) for slot in slots]
         rows = tensors.gather(self.first, tensors.send([slot.base for slot in slots], self.device))
         if held := [at for at, number in enumerate(found) if number >= 0]:
@@ -256,7 +270,7 @@ class DiskStore(ClientStore):
     def opened(folder: Path, first: Tensors, record: Mapping[str, Any]) -> "DiskStore":
         """What `saved` named; an error if it is not all there."""
         store = DiskStore(first, int(record["clients"]))
-        store.place(folder)
+        store.file.folder = folder
         if record["records"]:
             store.file.opened(int(record["number"]), int(record["records"]), record["sha256"])
         store.file.number, store.end = int(record["number"]), len(store.file)

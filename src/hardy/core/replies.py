@@ -78,7 +78,10 @@ class Tally:
         """Takes the `sums` of all ranks in place of its own."""
         losses, weights, sizes, lengths = zip(*parts, strict=True)
         self.loss, self.weight, self.bytes_up = sum(losses), sum(weights), sum(sizes)
-        self.lengths = {client: length for part in lengths for client, length in part.items()}
+        self.lengths = {}
+        for part in lengths:  # of one client, other ranks may have trained other bases
+            for client, length in part.items():
+                self.lengths[client] = max(self.lengths.get(client, 0.0), length)
 
     def refuse_all(self) -> dict[int, str]:
         """Nothing counts after all; client -> why."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ from torch import Tensor
 
 from hardy.core import tensors
 from hardy.core.tensors import Tensors
+
+_PIECE = 2**25
+"""bytes of the rows that are moved at once"""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,21 @@ class ClientStore(Mapping[str, Tensor]):
     def write(self, slots: Sequence[Slot], rows: Tensors, mask: Tensor | None = None) -> None:
         """Puts rows, [S, ...], in place of those that are held; with a mask, [S], only where it is true."""
         raise NotImplementedError
+
+    def stored(self, slots: Sequence[Slot]) -> Tensors:
+        """The rows of slots as they were written."""
+        return self.read(slots)
+
+    def held(self) -> Iterator[Slot]:
+        """The slots whose rows may not be the first values any more; those that were written last come last."""
+        raise NotImplementedError
+
+    def pieces(self, wanted: Callable[[int], bool] = lambda client: True) -> Iterator[tuple[list[Slot], Tensors]]:
+        """The rows of these clients as they were written, some at a time."""
+        size = max(1, _PIECE // max(1, tensors.count_bytes(self.like)))
+        slots = (slot for slot in self.held() if wanted(slot.client))
+        while some := list(islice(slots, size)):
+            yield some, self.stored(some)
 
     def written(self, slots: Sequence[Slot], rows: Tensors) -> "ClientStore":
         """A store with these rows in their place; this one stays as it is."""
@@ -149,6 +168,10 @@ class MemoryStore(ClientStore):
                 at.copy_(chosen)
             else:
                 held[where] = chosen
+
+    def held(self) -> Iterator[Slot]:
+        clients, bases = self.axes
+        return (Slot(client, base) for client in range(clients) for base in range(bases))
 
     def written(self, slots: Sequence[Slot], rows: Tensors) -> "MemoryStore":
         return MemoryStore(tensors.scatter(self.tensors, rows, *self._where(slots)))

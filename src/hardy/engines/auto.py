@@ -114,11 +114,6 @@ class EngineChoice:
             raise HardyError(
                 f"engine.workers is {self.workers}, but engine flower has a process for each client. Leave it out."
             )
-        if self.workers > 1 and self.store == "disk":
-            raise HardyError(
-                f"engine.store is disk, but with {self.workers} workers (engine.workers) each holds those of its own "
-                "clients in memory. Leave one of them out."
-            )
         if not self.timeout > 0:
             raise HardyError(f"engine.timeout is {self.timeout:g}; it must be above 0 seconds.")
         if self.store == "disk" and self.name == "flower":
@@ -131,7 +126,7 @@ class EngineChoice:
 
     def make_store(self, first: Tensors, clients: int) -> ClientStore:
         """What holds tensors that so many clients have of their own, with first values [B, ...]."""
-        large = self.workers == 1 and clients > _MANY and clients * tensors.count_bytes(first) > _MUCH
+        large = clients > _MANY and clients * tensors.count_bytes(first) > _MUCH
         if first and (self.store == "disk" or (self.store == "auto" and large)):
             return DiskStore(first, clients)
         return MemoryStore.filled(first, clients)

@@ -1,10 +1,11 @@
-"""One rank of several: it trains the slots of the clients it owns on an engine of its own.
+"""One rank of several: it trains a share of each round's slots on an engine of its own.
 
 Every rank runs the same server round on the same state. The first one leads: it alone knows the run's folder and tells
-the others when a round begins; they know nothing but rounds (`hardy.runs.workers`).
+the others when a round begins; they know nothing but rounds (`hardy.runs.workers`). Where clients keep tensors of their
+own, each has an owner for good; where they keep nothing, a round's slots are dealt anew.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from heapq import heapify, heapreplace
@@ -14,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardy.core import tensors
-from hardy.core.federation import Federation
+from hardy.core.federation import Client, LazyClients
 from hardy.core.messages import Updates, Work
 from hardy.core.method import Plan
 from hardy.core.partition import Placement
@@ -25,21 +25,21 @@ from hardy.engines.base import Engine
 from hardy.engines.process_group import ProcessGroup
 
 
-def owners(costs: Sequence[float], ranks: int) -> list[int]:
-    """Client -> the rank that owns it, for good: the dearest client first, each to the rank that has least so far; ties
-    go by their numbers.
+def deal(costs: Sequence[float], ranks: int) -> list[int]:
+    """Which rank each of these goes to: the dearest first, each to the rank that has least so far; ties go by their
+    numbers.
 
     Two clients that attack and eight that do not, which cost an eighth:
-    >>> owners([8, 8, 1, 1, 1, 1, 1, 1, 1, 1], 2)
+    >>> deal([8, 8, 1, 1, 1, 1, 1, 1, 1, 1], 2)
     [0, 1, 0, 1, 0, 1, 0, 1, 0, 1]
     """
     loads: list[tuple[float, int]] = [(0.0, rank) for rank in range(ranks)]
     heapify(loads)
-    owner = [0] * len(costs)
-    for client in sorted(range(len(costs)), key=lambda client: -costs[client]):
-        load, owner[client] = loads[0]
-        heapreplace(loads, (load + costs[client], owner[client]))
-    return owner
+    dealt = [0] * len(costs)
+    for one in sorted(range(len(costs)), key=lambda one: -costs[one]):
+        load, dealt[one] = loads[0]
+        heapreplace(loads, (load + costs[one], dealt[one]))
+    return dealt
 
 
 def one_network(plan: Plan) -> bool:
@@ -49,37 +49,30 @@ def one_network(plan: Plan) -> bool:
 
 
 class Distributed:
-    """The engine of a rank. `here` trains; it holds the rows and the private tensors of this rank's clients."""
+    """The engine of a rank. `here` trains, and holds the private tensors of the clients that this rank owns."""
 
-    def __init__(self, whole: Engine, ranks: ProcessGroup, owner: Sequence[int]) -> None:
-        self.ranks, self.owner = ranks, owner
-        self.own = [client for client, rank in enumerate(owner) if rank == ranks.number]
-        self.place = {client: at for at, client in enumerate(self.own)}
+    def __init__(
+        self, whole: Engine, ranks: ProcessGroup, owner: Sequence[int], cost: Callable[[int, Slot], float]
+    ) -> None:
+        self.ranks, self.owner, self.cost = ranks, owner, cost
+        """cost: (round, slot) -> what it is expected to take"""
         self.plan, self.training, self.data = whole.plan, whole.training, whole.data
         self.device, self.dtype, self.train_rows = whole.device, whole.dtype, whole.train_rows
         self.name = whole.name
-        mine = replace(whole.data, clients=tuple(whole.data.clients[client] for client in self.own))
-        measured = whole.data if one_network(whole.plan) else mine
-        device_data = copy(whole.device_data)
-        device_data.federation = mine
-        if ranks.number:  # the first rank shows images of all in its reports
-            device_data = device_data.only(train=_rows(mine, measured, "train"), test=_rows(mine, measured, "test"))
-        self.here = type(whole)(
-            whole.plan,
-            device_data,
-            whole.training,
-            seed=whole.seed,
-            lane=whole.lane,
-            kernels=whole.kernels,
-            numbers=self.own,
-            stores=whole.stores,
-        )
+        self.keeps = bool(whole.plan.names(Placement.PRIVATE))
+        """whether clients keep tensors, and so belong to a rank"""
+        measured = whole.data.measured
+        self.mine = [at for at, client in enumerate(measured) if owner[client] == ranks.number]
+        """the places among the measured clients of those that this rank owns"""
+        self._my_data = replace(whole.data, sample=tuple(measured[at] for at in self.mine))
+        self.here = copy(whole)
+        if ranks.number and self.keeps and not isinstance(whole.data.clients, LazyClients):
+            own = [client for at, client in zip(owner, whole.data.clients, strict=True) if at == ranks.number]
+            asked = whole.data.profiles if one_network(whole.plan) else self._my_data.profiles
+            only = {part: _rows(own, asked, part) for part in ("train", "test")}
+            self.here.device_data = whole.device_data.only(**only)  # the first rank shows images of all in its reports
         self.shown: ClientStore = self.here.store
         """what the run sees of the tensors of all clients"""
-        self.everybody = copy(self.here)
-        """the same with all clients, of which it has no tensors: for networks that they share"""
-        self.everybody.data, self.everybody.numbers = whole.data, range(len(whole.data.clients))
-        self.everybody.store = MemoryStore({})
 
     def __repr__(self) -> str:
         return f"rank {self.ranks.number} of {self.ranks.count}: {self.here!r}"
@@ -106,15 +99,37 @@ class Distributed:
         """Each round is told when it begins."""
 
     def train(self, work: Work) -> Iterator[Updates]:
-        """The updates of this rank's clients. The first rank tells the others to begin, with a sum of the bits of what
-        is trained on, so that ranks that have come apart are found out."""
+        """The updates of this rank's slots. The first rank tells the others to begin, with a sum of the bits of what is
+        trained on, so that ranks that have come apart are found out."""
         if not self.ranks.number:
             self.ranks.tell("round", work.round, work.rate, digest(work.shared))
-        slots = [Slot(self.place[slot.client], slot.base) for slot in work.slots if slot.client in self.place]
-        if not slots:
-            return
-        for updates in self.here.train(replace(work, slots=slots, reported=ClientRows(work.reported, self.own))):
-            yield replace(updates, slots=[Slot(self.own[slot.client], slot.base) for slot in updates.slots])
+        if slots := self.share(work):
+            yield from self.here.train(replace(work, slots=slots))
+
+    def share(self, work: Work) -> list[Slot]:
+        """The slots of a round that this rank trains."""
+        if self.keeps:
+            dealt = [self.owner[slot.client] for slot in work.slots]
+        else:
+            dealt = deal([self.cost(work.round, slot) for slot in work.slots], self.ranks.count)
+        return [slot for slot, rank in zip(work.slots, dealt, strict=True) if rank == self.ranks.number]
+
+    def owns(self, rank: int, client: int) -> bool:
+        return self.owner[client] == rank
+
+    @property
+    def of_mine(self) -> Engine:
+        """The same engine, of which the measured clients are those that this rank owns."""
+        some = copy(self.here)
+        some.data = self._my_data
+        return some
+
+    @property
+    def of_everybody(self) -> Engine:
+        """The same engine without tensors of clients: for networks that they share."""
+        some = copy(self.here)
+        some.store = MemoryStore({})
+        return some
 
 
 def digest(values: Tensors) -> int:
@@ -127,38 +142,42 @@ def digest(values: Tensors) -> int:
     return total
 
 
-def _rows(mine: Federation, measured: Federation, part: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _rows(own: Sequence[Client], measured: Sequence[Client], part: str) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The rows that a rank holds: those its clients train on, and those that its networks are measured on."""
     if part == "train":
-        held = [*(client.train for client in mine.clients), *(client.validation for client in measured.clients)]
+        held = [*(client.train for client in own), *(client.validation for client in measured)]
     else:
-        held = [rows for client in measured.clients for rows in (client.test, client.triggered)]
-    return np.unique(np.concatenate(held))
+        held = [rows for client in measured for rows in (client.test, client.triggered)]
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *held]))
 
 
-class ClientRows(ClientStore):
-    """Some clients of a store, by numbers of their own; to be read."""
+class OwnRows(ClientStore):
+    """The tensors of some clients, in memory."""
 
-    def __init__(self, whole: ClientStore, clients: Sequence[int]) -> None:
-        self.whole, self.clients = whole, clients
+    def __init__(self, first: Tensors, own: Sequence[int], clients: int) -> None:
+        """`first` values, [B, ...], of each."""
+        self.rows, self.own, self.clients = MemoryStore.filled(first, len(own)), own, clients
+        self._place = {client: at for at, client in enumerate(own)}
 
     @property
     def like(self) -> Tensors:  # type: ignore[override]
-        return self.whole.like
+        return self.rows.like
 
     @property
     def axes(self) -> tuple[int, int]:  # type: ignore[override]
-        return len(self.clients), self.whole.axes[1]
+        return self.clients, self.rows.axes[1]
 
     def __getitem__(self, name: str) -> Tensor:
-        whole = self.whole[name]
-        return whole[tensors.send(self.clients, whole.device)]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.whole)
-
-    def __len__(self) -> int:
-        return len(self.whole)
+        raise KeyError(f"{name} of all clients: this rank has those of {len(self.own)} of {self.clients}")
 
     def read(self, slots: Sequence[Slot]) -> Tensors:
-        return self.whole.read([Slot(self.clients[slot.client], slot.base) for slot in slots])
+        return self.rows.read(self._placed(slots))
+
+    def write(self, slots: Sequence[Slot], rows: Tensors, mask: Tensor | None = None) -> None:
+        self.rows.write(self._placed(slots), rows, mask)
+
+    def held(self) -> Iterator[Slot]:
+        return (Slot(self.own[slot.client], slot.base) for slot in self.rows.held())
+
+    def _placed(self, slots: Sequence[Slot]) -> list[Slot]:
+        return [Slot(self._place[slot.client], slot.base) for slot in slots]

@@ -12,7 +12,7 @@ from hardy.core.engine import Branches, DataPart
 from hardy.core.state import ServerState
 from hardy.core.store import MemoryStore
 from hardy.engines.base import Engine
-from hardy.engines.distributed import ClientRows, Distributed, one_network
+from hardy.engines.distributed import Distributed, one_network
 from hardy.evaluation.checks import Flag
 from hardy.evaluation.client_checks import check_clients
 from hardy.evaluation.measure import LocalMeasure, ServedClients
@@ -66,20 +66,20 @@ def measure_here(
     """A rank's part of what is asked of all; on every rank, the whole answer."""
     ranks, (word, *given) = engine.ranks, asked
     if one_network(engine.plan):
-        served = ServedClients(engine.everybody, replace(state, reported=MemoryStore({})), *what, **how, ranks=ranks)
-        return _answer(served, word, *given)
-    own = replace(state, reported=ClientRows(state.reported, engine.own))
-    served = ServedClients(engine.here, own, *what, **how)
+        alike = replace(state, reported=MemoryStore({}))
+        return _answer(ServedClients(engine.of_everybody, alike, *what, **how, ranks=ranks), word, *given)
+    served = ServedClients(engine.of_mine, state, *what, **how)
     if word == "flags":
         clients, key = given
-        mine = [engine.place[client] for client in clients if client in engine.place]
-        found = {engine.own[at]: flags for at, flags in check_clients(served, mine, key).items()}
-        return {client: flags for part in ranks.gather(found) for client, flags in part.items()}
+        place = {at: number for number, at in enumerate(engine.mine)}
+        found = check_clients(served, [place[at] for at in clients if at in place], key)
+        parts = ranks.gather({engine.mine[number]: flags for number, flags in found.items()})
+        return {client: flags for part in parts for client, flags in part.items()}
     if word == "attacked":
         attack, before, key, ensemble = given
-        given = [attack, [before[client] for client in engine.own], key, ensemble]
-    parts = [iter(part) for part in ranks.gather(_answer(served, word, *given))]
-    return [next(parts[rank]) for rank in engine.owner]  # each rank gives its clients in their order
+        given = [attack, [before[at] for at in engine.mine], key, ensemble]
+    answers = [iter(part) for part in ranks.gather(_answer(served, word, *given) if engine.mine else [])]
+    return [next(answers[engine.owner[client]]) for client in engine.data.measured]  # each gives its own in order
 
 
 def _answer(served: ServedClients, word: str, *given: Any) -> Any:

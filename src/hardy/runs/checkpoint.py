@@ -3,7 +3,7 @@
 A checkpoint is a folder with two files. tensors.safetensors holds the tensors. record.json holds their SHA-256, the
 round, the run's totals, the experiment with all its keys, the SHA-256 of metrics.jsonl so far, and last its own.
 Where clients' tensors lie on disk (core/disk_store.py), it names their files in `clients`, with number and SHA-256 of
-the rows that count; of a run on several workers, the file (a shard) that each has written, its clients and SHA-256.
+the rows that count; of a run on several workers, the file (a shard) of each, with its SHA-256.
 A checkpoint in which any of it does not fit, or a tensor is not finite, is never used.
 """
 
@@ -32,6 +32,13 @@ Contents = tuple[dict[str, Any], Tensors]
 """record and tensors of a checkpoint"""
 CLIENT_ROWS = "clients"
 """the folder of a run that holds clients' tensors where they lie on disk"""
+
+
+def rank_folder(number: int) -> str:
+    """The folder in which a rank keeps the rows of its clients on disk."""
+    return f"rank-{number}"
+
+
 _FORMAT = 2
 _DRAFT = ".draft"
 
@@ -84,7 +91,7 @@ def load_checkpoint(folder: Path, device: torch.device | None = None) -> tuple[C
             f"no usable checkpoint in {folder}. {' '.join(remarks)} Start the experiment again with `hardy run`."
         )
     record, flat = found
-    groups, (reported, private) = _groups(flat), _stores(folder.parent, found)
+    groups, (reported, private) = _groups(flat), map(_joined_rows, _stores(folder.parent, found))
 
     def here(values: Mapping[str, Tensor]) -> Tensors:
         return apply(lambda t: t.to(device), values)
@@ -113,19 +120,35 @@ def _groups(flat: Tensors) -> dict[str, Tensors]:
     return groups
 
 
-def _stores(run: Path, found: Contents) -> tuple[ClientStore, ClientStore]:
-    """The reported and the private tensors of a checkpoint of a run folder."""
+def _stores(run: Path, found: Contents) -> tuple[list[ClientStore], list[ClientStore]]:
+    """The reported and the private tensors of a checkpoint of a run folder; those on disk of each rank that wrote
+    some."""
     record, flat = found
     beyond, groups = record.get("clients", {}), _groups(flat)
 
-    def made(name: str) -> ClientStore:
-        if "shards" in beyond.get(name, {}):
-            return _joined_shards(run / CLIENT_ROWS / name, beyond[name]["shards"])
-        if name in beyond:
-            return DiskStore.opened(run / CLIENT_ROWS / name, groups[name], beyond[name])
-        return MemoryStore(groups[name])
+    def made(name: str) -> list[ClientStore]:
+        told, folder = beyond.get(name), run / CLIENT_ROWS / name
+        if told is None:
+            return [MemoryStore(groups[name])]
+        shards = told.get("shards", [told])
+        if "file" in shards[0]:
+            return [_joined_shards(folder, shards)]
+        places = [folder / rank_folder(int(shard["rank"])) if "rank" in shard else folder for shard in shards]
+        return [DiskStore.opened(at, groups[name], shard) for at, shard in zip(places, shards, strict=True)]
 
     return made("reported"), made("private")
+
+
+def _joined_rows(stores: Sequence[ClientStore]) -> ClientStore:
+    """One store of what several ranks have on disk, each of clients of its own; a temporary file until it is placed."""
+    found, *others = stores
+    if others:
+        assert isinstance(found, DiskStore)
+        found = DiskStore(found.first, found.axes[0])
+        for store in stores:
+            for slots, rows in store.pieces():
+                found.write(slots, rows)
+    return found
 
 
 def _joined_shards(folder: Path, shards: Sequence[dict[str, Any]]) -> MemoryStore:
@@ -160,12 +183,19 @@ def _remove_unnamed(run: Path) -> None:
         except (HardyError, ValueError, KeyError):
             return  # a damaged record may name any of them
         for name, told in beyond.items():
-            shards = [Path(shard["file"]).stem for shard in told.get("shards", ())]
-            named |= {(name, stem) for stem in shards or [f"{told['number']:06d}"]}
-    for path in (run / CLIENT_ROWS).glob("*/*"):
-        if path.suffix in (".rows", ".safetensors") and (path.parent.name, path.stem) not in named:
+            named |= {Path(name, _file_of(shard)) for shard in told.get("shards", [told])}
+    for path in (run / CLIENT_ROWS).rglob("*"):
+        if path.suffix in (".rows", ".safetensors") and path.relative_to(run / CLIENT_ROWS) not in named:
             with suppress(FileNotFoundError):
                 os.unlink(path)  # noqa: PTH108
+
+
+def _file_of(shard: dict[str, Any]) -> Path:
+    """What a record names, in the folder of its kind of tensors."""
+    if "file" in shard:
+        return Path(shard["file"])
+    name = f"{shard['number']:06d}.rows"
+    return Path(rank_folder(int(shard["rank"])), name) if "rank" in shard else Path(name)
 
 
 def saved_experiment(folder: Path) -> dict[str, Any] | None:

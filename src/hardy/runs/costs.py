@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from hardy.core import tensors
+from hardy.core.messages import Slot
 from hardy.core.method import Plan
 from hardy.core.net import Net
 from hardy.core.protocols import Batch, Objective
@@ -57,15 +58,19 @@ def _share_multiplied(plan: Plan, objective: Objective, shape: ImageShape) -> fl
 
 def macs_of_a_round(run: Run, round_number: int) -> dict[int, int]:
     """Client -> multiply-accumulates of its round."""
-    engine, spent, change = run.engine, defaultdict[int, int](int), run.experiment.data.augmentation
-    classes = len(engine.data.classes)
+    spent = defaultdict[int, int](int)
     for slot in run.server.ask(round_number).slots:
-        objective = engine.plan.objective(engine.data.clients[slot.client], round_number)
-        if objective not in run.counted:
-            run.counted[objective] = image_macs(engine.plan, objective, engine.data.shape, classes, change)
-        examples = engine.training.examples(len(engine.train_rows[slot.client]), round_number)
-        spent[slot.client] += examples * run.counted[objective]
+        spent[slot.client] += slot_macs(run, round_number, slot)
     return spent
+
+
+def slot_macs(run: Run, round_number: int, slot: Slot) -> int:
+    """Multiply-accumulates of a slot's round."""
+    engine, change = run.engine, run.experiment.data.augmentation
+    objective = engine.plan.objective(engine.data.clients[slot.client], round_number)
+    if objective not in run.counted:
+        run.counted[objective] = image_macs(engine.plan, objective, engine.data.shape, len(engine.data.classes), change)
+    return engine.training.examples(len(engine.train_rows[slot.client]), round_number) * run.counted[objective]
 
 
 def training_costs(run: Run) -> dict[str, Any]:

@@ -42,7 +42,7 @@ from hardy.runs.interrupts import Stopped, StopRequest, deferred_interrupt
 from hardy.runs.progress import Progress
 from hardy.runs.run import Run, RunTotals
 from hardy.runs.unseen import held_out_accuracy
-from hardy.runs.workers import collect, hand_out, release
+from hardy.runs.workers import collect, hand_out, of_all_clients, release
 
 _HOPELESS = 10
 """rounds in a row in which every reply was refused"""
@@ -219,10 +219,10 @@ def _evaluate(run: Run, line: dict[str, Any]) -> bool:
     if run.engine.name == "flower":
         for known in (value for question, value in found.items() if question.part == "validation"):
             known["median"] = _median(known)
-    if run.local is not None:
-        found[places["standard"]] |= held_out_accuracy(
-            run.local, run.state, run.branches, experiment.data.held_out_statistics
-        )
+    if run.engine.data.held_out:
+        with of_all_clients(run) as engine:
+            statistics = experiment.data.held_out_statistics
+            found[places["standard"]] |= held_out_accuracy(engine, run.state, run.branches, statistics)
     for place, question in places.items():
         line[f"{place}_accuracy"] = found[question]
         if choice.metrics:
@@ -232,8 +232,9 @@ def _evaluate(run: Run, line: dict[str, Any]) -> bool:
         line.setdefault("metrics", {})["backdoor_success"] = success_figures(found[question])
     run.figures.latest, run.figures.metrics = line["standard_accuracy"], line.get("metrics", {})
     if choice.diagnosis:
-        engine, rate = run.needs_local("a diagnosis"), experiment.training.rate_at(done - 1, experiment.rounds)
-        line |= diagnose_training(engine, run.state, choice.diagnosis, rate=rate, branch=choice.predict_branch)
+        rate = experiment.training.rate_at(done - 1, experiment.rounds)
+        with of_all_clients(run) as engine:
+            line |= diagnose_training(engine, run.state, choice.diagnosis, rate=rate, branch=choice.predict_branch)
     return _note_best(run, line)
 
 

@@ -19,9 +19,10 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +34,22 @@ from hardy import config
 from hardy.config import Experiment
 from hardy.core import tensors
 from hardy.core.disk_store import DiskStore
-from hardy.core.files import make_folder, write_atomic
+from hardy.core.federation import Lazy, LazyClients
+from hardy.core.files import disk, make_folder, write_atomic
+from hardy.core.partition import Placement
 from hardy.core.protocols import walk
 from hardy.core.ranks import ALONE, Ranks
 from hardy.core.server import Server
-from hardy.core.store import ClientStore, MemoryStore, Snapshot
+from hardy.core.store import ClientStore, MemoryStore, Slot, Snapshot
 from hardy.core.tensors import Tensors
-from hardy.engines.distributed import Distributed, digest, owners
+from hardy.engines.base import Engine
+from hardy.engines.distributed import Distributed, OwnRows, deal, digest
 from hardy.engines.process_group import ProcessGroup, RankLost
 from hardy.errors import HardyError
 from hardy.evaluation.measure import LocalMeasure
 from hardy.evaluation.spread import SpreadMeasure, measure_here
 from hardy.runs import costs
+from hardy.runs.checkpoint import CLIENT_ROWS, rank_folder
 from hardy.runs.prepare import prepare
 from hardy.runs.run import Run
 from hardy.user_code import USER, places
@@ -189,7 +194,7 @@ def _who_died(processes: Sequence["subprocess.Popen[bytes]"], folder: Path) -> s
 
 def refuse_workers(run: Run) -> None:
     """Refuses what several ranks cannot do, or would do no better than one."""
-    workers, method, choice = run.experiment.engine.workers, run.engine.plan.method, run.experiment.evaluation
+    workers, method = run.experiment.engine.workers, run.engine.plan.method
     if workers == 1:
         return
     if method.pooled:
@@ -210,32 +215,18 @@ def refuse_workers(run: Run) -> None:
             f"engine.workers is {workers}: every worker does the server's round, and with entropy = system each would "
             'draw other noise. Leave it out, or take entropy = "seed" for a simulation.'
         )
-    alone = {
-        "evaluation.diagnosis": bool(choice.diagnosis),
-        "evaluation.clients": run.engine.data.sample is not None,
-        "data.held_out": bool(run.experiment.data.held_out),
-        "[population]": bool(run.experiment.population.clients),
-        "engine.store = disk": any(isinstance(s, DiskStore) for s in (run.engine.store, run.state.reported)),
-    }
-    for key in (key for key, used in alone.items() if used):
-        raise HardyError(
-            f"{key} asks clients whose tensors lie on {workers} workers (engine.workers). Leave one of them out."
-        )
 
 
-def client_costs(run: Run) -> list[float]:
-    """What a round of each client is expected to cost: multiply-accumulates of its objective, by kind and capacity, on
-    its rows, for every base it trains."""
-    engine, change = run.engine, run.experiment.data.augmentation
-    clients, classes = engine.data.clients, len(engine.data.classes)
+def client_owners(run: Run, ranks: int) -> Sequence[int]:
+    """Client -> the rank that owns it: dealt by what a round of each is expected to cost, for every base it trains; of
+    a population, whose clients nobody looks at one by one, in turn."""
+    clients = run.engine.data.clients
+    if isinstance(clients, LazyClients):
+        return Lazy(len(clients), lambda client: client % ranks)
     found = [0.0] * len(clients)
-    for slot in engine.plan.method.budget.assign(0, range(len(clients)), clients, run.experiment.seed):
-        objective = engine.plan.objective(clients[slot.client], 0)
-        if objective not in run.counted:
-            run.counted[objective] = costs.image_macs(engine.plan, objective, engine.data.shape, classes, change)
-        examples = engine.training.examples(len(engine.train_rows[slot.client]), 0)
-        found[slot.client] += float(examples * run.counted[objective])
-    return found
+    for slot in run.engine.plan.method.budget.assign(0, range(len(clients)), clients, run.experiment.seed):
+        found[slot.client] += costs.slot_macs(run, 0, slot)
+    return deal(found, ranks)
 
 
 # The first rank
@@ -249,25 +240,70 @@ def hand_out(run: Run, ranks: Ranks) -> None:
     whole, before = run.needs_local("a run on several workers"), run.engine.store
     engine = _take_share(run, ranks)
     run.measures = SpreadMeasure(whole, engine)
-    ranks.tell("state", run.state)
+    if run.folder is not None:
+        ranks.tell("place", str(run.folder / CLIENT_ROWS / "private"))
+        _place(engine, str(run.folder / CLIENT_ROWS / "private"))
+    _tell_state(run, ranks)
     if before and (run.state.round or run.experiment.init):  # else all have the same first values
-        ranks.tell("rows")
+        first = before.first if isinstance(before, DiskStore) else None
+        ranks.tell("rows", first)
         for rank in range(1, ranks.count):
-            rows = tensors.send(rank_clients(engine.owner, rank), engine.device)
-            ranks.send(tensors.gather(before, rows), rank)
+            for piece in before.pieces(partial(engine.owns, rank)):
+                ranks.send(piece, rank)
+            ranks.send(None, rank)
+        _take_rows(engine, first, before.pieces(partial(engine.owns, 0)))
     engine.shown = _RankStore(engine)
 
 
 def _take_share(run: Run, ranks: ProcessGroup) -> Distributed:
     """Gives a run this rank's engine, and leaves that of all clients without their tensors."""
     whole = run.needs_local("a run on several workers")
-    before = whole.store
-    run.engine = engine = Distributed(whole, ranks, owners(client_costs(run), ranks.count))
-    engine.store = MemoryStore(tensors.gather(before, tensors.send(engine.own, engine.device)))
+    run.engine = engine = Distributed(whole, ranks, client_owners(run, ranks.count), partial(costs.slot_macs, run))
+    clients = len(whole.data.clients)
+    if isinstance(whole.store, DiskStore):
+        engine.store = DiskStore(whole.store.first, clients)
+    elif whole.store:
+        own = [client for client, rank in enumerate(engine.owner) if rank == ranks.number]
+        engine.store = OwnRows(_first_rows(whole), own, clients)
     whole.store = MemoryStore({})
     known = {field.name: getattr(run.server, field.name) for field in fields(Server)}
     run.server = Server(**{**known, "ranks": ranks})  # which waits for its replies, unlike the pipelined one
     return engine
+
+
+def _first_rows(engine: Engine) -> Tensors:
+    return engine.cast(engine.plan.first(Placement.PRIVATE, engine.plan.method.budget.bases))
+
+
+def _tell_state(run: Run, ranks: ProcessGroup) -> None:
+    """Gives the state to all ranks; each has a copy of the clients' reported tensors."""
+    state, reported = run.state, run.state.reported
+    if not isinstance(reported, DiskStore):
+        ranks.tell("state", state)
+        return
+    ranks.tell("state", replace(state, reported=MemoryStore({})), reported.first)
+    for piece in reported.pieces():
+        ranks.tell("reported", *piece)
+
+
+def _place(engine: Distributed, folder: str) -> None:
+    """Rows on disk lie in a folder of each rank."""
+    engine.here.store.place(Path(folder) / rank_folder(engine.ranks.number))
+
+
+def _take_rows(engine: Distributed, first: Tensors | None, pieces: Iterable[tuple[list[Slot], Tensors]]) -> None:
+    """Takes the tensors of this rank's clients, and on disk the first values of all."""
+    store = engine.here.store
+    if first is not None:
+        store = engine.here.store = store.begun(tensors.apply(lambda t: t[None], first))
+    for slots, rows in pieces:
+        store.write(slots, rows)
+
+
+def _received(ranks: ProcessGroup, rank: int) -> Iterator[tuple[list[Slot], Tensors]]:
+    """Rows that another rank sends, piece by piece."""
+    while (piece := ranks.receive(rank)) is not None:
+        yield piece
 
 
 def collect(run: Run) -> None:
@@ -275,12 +311,38 @@ def collect(run: Run) -> None:
     on until `release`."""
     if not isinstance(engine := run.engine, Distributed):
         return
-    assert isinstance(run.measures, SpreadMeasure)
-    whole, ranks = run.measures.engine, engine.ranks
-    ranks.tell("collect")
-    parts = [dict(engine.here.store), *(ranks.receive(rank) for rank in range(1, ranks.count))]
-    whole.store = MemoryStore(_of_all(parts, [rank_clients(engine.owner, rank) for rank in range(ranks.count)]))
+    whole = run.local_measures.engine
+    whole.store = _collected(engine)
     run.engine, run.server = whole, replace(run.server, ranks=ALONE)
+
+
+@contextmanager
+def of_all_clients(run: Run) -> Iterator[Engine]:
+    """The engine of this machine. Of several workers the clients' tensors are brought together while the block
+    lasts."""
+    whole = run.local_measures.engine
+    if isinstance(run.engine, Distributed):
+        whole.store = _collected(run.engine)
+    try:
+        yield whole
+    finally:
+        if isinstance(run.engine, Distributed):
+            whole.store = MemoryStore({})
+
+
+def _collected(engine: Distributed) -> ClientStore:
+    """The private tensors of all clients."""
+    own, ranks = engine.here.store, engine.ranks
+    if not own:
+        return MemoryStore({})
+    ranks.tell("collect")
+    found: ClientStore = MemoryStore.filled(_first_rows(engine.here), own.axes[0])
+    if isinstance(own, DiskStore):
+        found = DiskStore(own.first, own.axes[0])
+    for pieces in (own.pieces(), *(_received(ranks, rank) for rank in range(1, ranks.count))):
+        for slots, rows in pieces:
+            found.write(slots, rows)
+    return found
 
 
 def release(run: Run) -> None:
@@ -290,25 +352,11 @@ def release(run: Run) -> None:
         run.measures = LocalMeasure(run.measures.engine)
 
 
-def rank_clients(owner: Sequence[int], rank: int) -> list[int]:
-    return [client for client, at in enumerate(owner) if at == rank]
-
-
-def _of_all(parts: Sequence[Mapping[str, Tensor]], clients: Sequence[Sequence[int]]) -> Tensors:
-    """Tensors of all clients, [C, B, ...], out of those of the ranks."""
-    found: Tensors = {}
-    for name, like in parts[0].items():
-        found[name] = like.new_empty(sum(map(len, clients)), *like.shape[1:])
-        for part, own in zip(parts, clients, strict=True):
-            found[name][torch.tensor(own, device=like.device)] = part[name].to(like.device)
-    return found
-
-
 class _RankStore(ClientStore):
     """The private tensors of all ranks, as a checkpoint sees them: each writes a file of its own."""
 
-    def __init__(self, engine: Distributed, folder: Path | None = None, names: Collection[str] | None = None) -> None:
-        self.engine, self.folder, self.names = engine, folder, names
+    def __init__(self, engine: Distributed, names: Collection[str] | None = None) -> None:
+        self.engine, self.names, self.folder = engine, names, ""
 
     @property
     def like(self) -> Tensors:  # type: ignore[override]
@@ -316,7 +364,7 @@ class _RankStore(ClientStore):
 
     @property
     def axes(self) -> tuple[int, int]:  # type: ignore[override]
-        return len(self.engine.owner), self.engine.here.store.axes[1]
+        return self.engine.here.store.axes
 
     def __getitem__(self, name: str) -> Tensor:
         raise HardyError(
@@ -325,43 +373,60 @@ class _RankStore(ClientStore):
         )
 
     def place(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = str(folder)
 
     def only(self, names: Collection[str]) -> "_RankStore":
-        return _RankStore(self.engine, self.folder, sorted(names))
+        some = _RankStore(self.engine, sorted(names))
+        some.folder = self.folder
+        return some
 
     def snapshot(self) -> Snapshot:
         return Snapshot(self, lambda: None)  # in the middle of a round nobody knows who has trained
 
     def saved(self) -> tuple[Tensors, dict[str, Any]]:
-        if not self.like:
+        store, ranks = self.engine.here.store, self.engine.ranks
+        if not store:
             return {}, {}
-        assert self.folder is not None
-        make_folder(self.folder)
-        ranks = self.engine.ranks
-        order = str(self.folder), self.names
-        ranks.tell("save", *order)
-        shards = ranks.gather(_write_shard(self.engine, *order))
+        if not isinstance(store, DiskStore):
+            with disk(self.folder):
+                make_folder(Path(self.folder))
+        ranks.tell("save", self.folder, self.names)
+        shards = ranks.gather(_saved_shard(self.engine, self.folder, self.names))
         if failed := [shard["failed"] for shard in shards if "failed" in shard]:
             raise HardyError(f"{failed[0]} The checkpoint before it is intact.")
-        return {}, {"shards": shards}
+        return store.first if isinstance(store, DiskStore) else {}, {"shards": shards}
 
 
-def _write_shard(engine: Distributed, folder: str, names: Collection[str] | None) -> dict[str, Any]:
-    """A file with the private tensors of a rank's clients, named after its content, and what a record says of it."""
-    held = {name: value for name, value in engine.here.store.items() if names is None or name in names}
-    if bad := [name for name, value in held.items() if value.is_floating_point() and not value.isfinite().all()]:
-        return {"failed": f"{min(bad)} of clients of rank {engine.ranks.number} holds numbers that are not finite."}
-    content = save(tensors.apply(lambda t: t.contiguous().cpu(), held))
-    found = hashlib.sha256(content).hexdigest()
-    path = Path(folder) / f"{found[:24]}.safetensors"
+def _saved_shard(engine: Distributed, folder: str, names: Collection[str] | None) -> dict[str, Any]:
+    """Saves the private tensors of a rank's clients; what a record says of them, or why it failed."""
+    store, number = engine.here.store, engine.ranks.number
     try:
-        if not path.parent.is_dir():
-            return {"failed": f"rank {engine.ranks.number} does not see {folder}: all must share the run folder."}
-        write_atomic(path, content)
+        if not isinstance(store, DiskStore):
+            assert isinstance(store, OwnRows)
+            return _write_shard(store, number, Path(folder), names)
+        found = {"rank": number, **store.saved()[1]}
+        if found["records"] and not Path(folder).is_dir():
+            raise HardyError(_unseen(number, folder))
+        return found
     except HardyError as error:
         return {"failed": str(error)}
-    return {"file": path.name, "sha256": found, "clients": engine.own}
+
+
+def _unseen(number: int, folder: object) -> str:
+    return f"rank {number} does not see {folder}: all must share the run folder."
+
+
+def _write_shard(store: OwnRows, number: int, folder: Path, names: Collection[str] | None) -> dict[str, Any]:
+    """A file named after its content."""
+    held = {name: value for name, value in store.rows.items() if names is None or name in names}
+    if bad := [name for name, value in held.items() if value.is_floating_point() and not value.isfinite().all()]:
+        raise HardyError(f"{min(bad)} of clients of rank {number} holds numbers that are not finite.")
+    content = save(tensors.apply(lambda t: t.contiguous().cpu(), held))
+    found = hashlib.sha256(content).hexdigest()
+    if not folder.is_dir():
+        raise HardyError(_unseen(number, folder))
+    write_atomic(folder / f"{found[:24]}.safetensors", content)
+    return {"file": f"{found[:24]}.safetensors", "sha256": found, "clients": store.own}
 
 
 # The others
@@ -374,10 +439,17 @@ def serve_first_rank(run: Run, ranks: ProcessGroup) -> None:
         engine = _take_share(run, ranks)
         while (order := ranks.hear())[0] != "end":
             word, *told = order
-            if word == "state":
-                run.state = told[0]
+            if word == "place":
+                _place(engine, *told)
+            elif word == "state":
+                run.state, *first = told
+                if first:
+                    reported = run.server.exchange.between_rounds(DiskStore(first[0], len(run.server.clients)))
+                    run.state = replace(run.state, reported=reported)
+            elif word == "reported":
+                run.state = replace(run.state, reported=run.state.reported.written(*told))
             elif word == "rows":
-                engine.store = MemoryStore(engine.cast(ranks.receive(0)))
+                _take_rows(engine, told[0], _received(ranks, 0))
             elif word == "round":
                 number, rate, bits = told
                 if (number, bits) != (run.state.round, digest(run.state.shared)):
@@ -386,9 +458,11 @@ def serve_first_rank(run: Run, ranks: ProcessGroup) -> None:
             elif word == "measure":
                 measure_here(engine, run.state, *told)
             elif word == "save":
-                ranks.gather(_write_shard(engine, *told))
+                ranks.gather(_saved_shard(engine, *told))
             elif word == "collect":
-                ranks.send(dict(engine.here.store), 0)
+                for piece in engine.here.store.pieces():
+                    ranks.send(piece, 0)
+                ranks.send(None, 0)
 
 
 @contextmanager
