@@ -280,6 +280,17 @@ def test_digits_keeps_the_order_and_the_first_rows(tmp_path: Path) -> None:
         sources.load_dataset("digits", tmp_path)
 
 
+def test_mnist_among_the_five_domains_is_grey(tmp_path: Path) -> None:
+    x, y, xt, yt = _random((28, 28, 1))
+    _save(tmp_path / "digits_mnist.npz", (x.repeat(3, -1), y, xt.repeat(3, -1), yt))
+    (domain,) = sources.load_dataset("mnist", tmp_path).domains
+    np.testing.assert_array_equal(domain.x_train, x)
+    np.testing.assert_array_equal(domain.x_test, xt)
+    _save(tmp_path / "digits_mnist.npz", _random((28, 28, 3)))
+    with pytest.raises(HardyError, match="holds colours"):
+        sources.load_dataset("mnist", tmp_path)
+
+
 def _picture(path: Path, level: int, size: tuple[int, int] = (10, 12)) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, (level, 0, 255 - level)).save(path)

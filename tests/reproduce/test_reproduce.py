@@ -98,7 +98,7 @@ def test_the_command_writes_results_pages_and_a_picture(folder, capsys, monkeypa
     assert f"| a | 50 | {mean:.1f} ± " in page and "shorter: 1 of 3 rounds, 1 of 2 rows, 2 seeds" in page
     assert "</svg>" in (folder / "demo" / "p.svg").read_text() and "Demo" in (folder / "README.md").read_text()
     assert main(["reproduce", "--list"]) == 0
-    assert "2 tables and figures: 0 full length, 1 shorter" in capsys.readouterr().out
+    assert "2 tables and figures: 0 full length, 0 all rounds, 1 shorter" in capsys.readouterr().out
     assert main(["reproduce", "--write"]) == 0 and "written" not in capsys.readouterr().out
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from hardy.errors import HardyError
 from hardy.reproduce.definition import CLEAN, ResultTable, RowMeasure, TableRow, read_paper, read_table, table_files
-from hardy.reproduce.listing import entries, listing, page_contents
+from hardy.reproduce.listing import entries, listing, page_contents, state
 from hardy.reproduce.published_pages import (
     chosen_records,
     row_difference,
@@ -75,6 +75,13 @@ def test_the_list_says_why_a_table_is_not_run():
     states = {entry.table: entry.state for entry in entries(FOLDER)}
     assert states["fedrbn/table_2_domainnet"] == "not run: data: DomainNet"
     assert states["sfat/table_19"] == "not run: data: CelebA"
+
+
+def test_full_length_is_said_of_a_papers_own_setting_alone():
+    full = [table for table in TABLES if state(table).startswith("full length")]
+    assert full and all(table.published and not table.reduced for table in full)
+    states = {table.path: state(table) for table in TABLES}
+    assert states["sfat/arms_embedded"] == "reduced: embedded digits; 3 seeds"
 
 
 @pytest.mark.parametrize("folder", PAPERS, ids=lambda path: path.name)

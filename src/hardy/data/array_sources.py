@@ -135,12 +135,12 @@ def svhn(root: Path | None = None) -> Dataset:
 
 _IDX_FILES = tuple(f"{s}-{kind}-ubyte" for s in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 _IDX: _Layouts = {tuple(file + packed for file in _IDX_FILES): readers.idx_splits for packed in ("", ".gz")}
-_MNIST: _Layouts = {("mnist.npz",): readers.npz_splits, **_IDX}
+_MNIST: _Layouts = {("mnist.npz",): readers.npz_splits, ("digits_mnist.npz",): readers.grey_splits, **_IDX}
 _FASHION: _Layouts = {("fashion_mnist.npz",): readers.npz_splits, **_IDX}
 _FASHION_CLASSES = "T-shirt/top trouser pullover dress coat sandal shirt sneaker bag ankle_boot"
 
 
-@enter(f"mnist.npz, or from the MNIST home page {', '.join(_IDX_FILES)} (plain or .gz)", _MNIST)
+@enter(f"mnist.npz, digits_mnist.npz, or from the MNIST home page {', '.join(_IDX_FILES)} (plain or .gz)", _MNIST)
 def mnist(root: Path | None = None) -> Dataset:
     """Handwritten digits, 28 x 28 grey."""
     return _single("mnist", _MNIST, _DIGITS, root)

@@ -102,6 +102,15 @@ def npz_splits(path: Path) -> Splits:
     return four(path, npz(path, SPLITS))
 
 
+def grey_splits(path: Path) -> Splits:
+    """Grey images that repeat their value in three channels, with one."""
+    x_train, y_train, x_test, y_test = npz_splits(path)
+    for x in (x_train, x_test):
+        if x.ndim == 4 and (x != x[..., :1]).any():
+            raise HardyError(f"{path} holds colours, and grey images are wanted. Fetch the file again.")
+    return x_train[..., :1], y_train, x_test[..., :1], y_test
+
+
 def batches(read: Callable[..., tuple[Array, Array]], **options: object) -> Callable[..., Splits]:
     """A reader of files that hold images and labels each, of which the last is the test split."""
 

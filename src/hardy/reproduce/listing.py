@@ -12,7 +12,7 @@ from hardy.reproduce.drawing import draw
 from hardy.reproduce.published_pages import block, chosen_records, table_block, written
 from hardy.reproduce.records import read_records
 
-STATES = ("full length", "shorter", "embedded only", "not run")
+STATES = ("full length", "all rounds", "shorter", "reduced", "embedded only", "not run")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +35,16 @@ def papers(folder: Path) -> dict[str, Paper]:
 
 
 def state(table: ResultTable) -> str:
-    """How far a table is measured."""
+    """How far a table is measured. Full length is said of a paper's own table in its own setting alone."""
     records = read_records(table, quick=False)
     runnable = table.rows_of()
     shown = {row: chosen_records(table, records, row) for row in runnable}
     run = {row: found for row, found in shown.items() if found}
-    smaller = f"; {table.reduced}" if table.reduced else ""
     if not run:
         if read_records(table, quick=True):
             return "embedded only"
         return f"not run: {table.not_run or 'GPU time'}"
-    part = "" if len(run) == len(runnable) else f", {len(run)} of {len(runnable)} rows"
+    part = "" if len(run) == len(runnable) else f"{len(run)} of {len(runnable)} rows, "
     seeds = [len(found) if found[0]["seed"] is not None else _counted(found) for found in run.values()]
     counted = f"{_span(seeds)} seed{'s' * (max(seeds) > 1)}"
     short = {
@@ -55,8 +54,11 @@ def state(table: ResultTable) -> str:
     }
     if short:
         wanted = _span([table.wanted_rounds(row) for row in short])
-        return f"shorter: {_span(list(short.values()))} of {wanted} rounds{part}, {counted}{smaller}"
-    return f"full length{part}, {counted}{smaller}"
+        smaller = f"; {table.reduced}" if table.reduced else ""
+        return f"shorter: {_span(list(short.values()))} of {wanted} rounds, {part}{counted}{smaller}"
+    if table.reduced:
+        return f"reduced: {table.reduced}; {part}{counted}"
+    return f"{'full length' if table.published else 'all rounds'}, {part}{counted}"
 
 
 def _span(values: Sequence[int]) -> str:
