@@ -9,6 +9,7 @@ import torch
 
 import hardy
 from conftest import everything
+from hardy.cli.tables import summary_table
 from hardy.core import disk_store
 from hardy.core.cohort import Cohort
 from hardy.core.federation import examples_of
@@ -159,6 +160,9 @@ def test_figures_of_a_sample_with_quantiles_and_the_rest_in_a_table(tmp_path, mo
     run = hardy.fit(rounds=1, out=tmp_path / "run", quiet=True, method="fedbn", **{**TINY, **keys})
     found = run.summary()["standard_accuracy"]
     assert found["measured"] == 12 and found["clients"] == 20_000 and len(found["by_client"]) == 5
+    assert "mean of clients (12 of 20,000)  " in summary_table(run.summary())
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "the 12 clients measured of 20,000" in page and "5 of 20,000 clients hold" in page
     listed = json.loads((tmp_path / "run" / "clients.json").read_text())
     assert len(listed) == 5 and listed[0]["client"] == run.engine.data.sample[0]
     table = np.load(tmp_path / "run" / "tables" / "round-000001-test.npy")

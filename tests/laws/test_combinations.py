@@ -16,7 +16,6 @@ from hardy.config.writing import dump
 from hardy.data.given import as_data
 from hardy.errors import HardyError
 from hardy.registry import KINDS, PARTS
-from hardy.runs.prepare import prepare
 
 VALUES = {
     "f": 1,
@@ -159,14 +158,14 @@ def draw_experiment(seed):
 
 def trains(text, data):
     """Whether an experiment trains; false: it was refused beforehand, in one line."""
+    rounds = []
     try:
         chosen = config.parse(text)
-        prepare(chosen, data=data)
+        run = hardy.fit(chosen, data=data, quiet=True, callbacks=[lambda run, line: rounds.append(line)])
     except HardyError as error:
         said = str(error)
-        assert said.endswith((".", "?")) and "\n" not in said and len(said) < 1000, said
+        assert not rounds and said.endswith((".", "?")) and "\n" not in said and len(said) < 1000, said
         return False
-    run = hardy.fit(chosen, data=data, quiet=True)
     for held in (run.state.shared, run.state.reported, run.state.memory):
         assert all(value.isfinite().all() for value in held.values() if torch.is_floating_point(value)), held.keys()
     summary = run.summary()

@@ -8,6 +8,7 @@ import pytest
 import hardy
 from hardy import config
 from hardy.cli import main
+from hardy.cli.parser import make_parser
 from hardy.config.arm_table import read_arms
 from hardy.errors import HardyError
 from hardy.report.stored_run import read_run
@@ -61,6 +62,14 @@ def test_an_experiment_of_ones_own_and_its_arms(own, tmp_path, capsys):
     page = (out / "comparison.html").read_text()
     assert "FedProx" in page and "FedBN" in page
     assert hardy.load(out).experiment.method == "fedavg"  # the folder is a run folder all the same
+
+
+def test_an_override_that_arms_take_back_is_said(own, capsys):
+    """FedProx and FedBN are other methods, which bring norms of their own."""
+    chosen = make_parser().parse_args(["run", own, "method.norm=group", "training.rate=0.2"])
+    assert chosen.call.__globals__["_arms"](chosen)
+    said = capsys.readouterr().err
+    assert said == "hardy: method.norm=group does not hold for FedProx, FedBN, where another part takes its place\n"
 
 
 def test_it_goes_on_where_it_stopped(own, tmp_path, capsys, monkeypatch):

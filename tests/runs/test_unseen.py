@@ -51,6 +51,21 @@ def test_nobody_trains_on_a_held_out_domain_and_all_figures_are_told(tmp_path):
     assert again["robust_accuracy"]["fgsm"]["held_out"] == robust["held_out"]
 
 
+@pytest.mark.parametrize("test", ["false", "true"])
+def test_devices_of_clients_leave_a_held_out_domain_as_it_is(test):
+    """Shifted rows are laid out anew: the domain's own must be found there."""
+    plain = hardy.runs.prepare.prepare(read("data.held_out=['mail']")).engine.data
+    moved = read("data.held_out=['mail']", "data.shift=camera", f"data.shift_test={test}")
+    moved = hardy.runs.prepare.prepare(moved).engine.data
+    (before,), (after,) = plain.held_out, moved.held_out
+    for part in ("train", "test"):
+        first, second = getattr(before, part), getattr(after, part)
+        for held in ("x", "y"):
+            assert np.array_equal(getattr(plain, f"{held}_{part}")[first], getattr(moved, f"{held}_{part}")[second]), (
+                part
+            )
+
+
 @pytest.mark.parametrize("statistics", ["average", "images"])
 def test_the_network_is_that_of_a_new_client(statistics):
     run = hardy.fit(read("data.held_out=['mail']", f"data.held_out_statistics={statistics}"), quiet=True)

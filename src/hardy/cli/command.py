@@ -2,7 +2,7 @@
 
 import json
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,3 +110,9 @@ def read_experiment(options: Any) -> "Experiment":
     given = {key: getattr(options, word, None) for key, word in _ENGINE_OPTIONS.items()}
     chosen = [f"engine.{key}={json.dumps(value)}" for key, value in given.items() if value]
     return config.read(options.experiment, [*options.overrides, *chosen], imports=getattr(options, "imports", ()))
+
+
+def taken_back(overrides: Sequence[str], later: str) -> str | None:
+    """The override that a later one takes back, as method=fedbn does with method.norm=group."""
+    key, equals, _ = later.partition("=")
+    return next((old for old in overrides if equals and f"{old.partition('=')[0]}.".startswith(f"{key}.")), None)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
-from hardy.cli.command import Command
+from hardy.cli.command import Command, taken_back
 from hardy.errors import unknown
 from hardy.version import VERSION
 
@@ -57,20 +57,11 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         options.parser.unrecognised(rest)
     if rest:
         options.overrides += rest  # key=value may stand after an option too
-    if discarded := _discarded(getattr(options, "overrides", ())):
-        options.parser.error("{} has no effect: {} after it sets the same again. Leave one out".format(*discarded))
-    return options
-
-
-def _discarded(overrides: Sequence[str]) -> tuple[str, str] | None:
-    """An override that a later one takes back, as method=fedbn does with method.norm=group, and the later one."""
+    overrides = getattr(options, "overrides", ())
     for number, later in enumerate(overrides):
-        key, equals, _ = later.partition("=")
-        for earlier in overrides[:number] if equals else ():
-            old = earlier.partition("=")[0]
-            if old == key or old.startswith(f"{key}."):
-                return earlier, later
-    return None
+        if earlier := taken_back(overrides[:number], later):
+            options.parser.error(f"{earlier} has no effect: {later} after it sets the same again. Leave one out")
+    return options
 
 
 def make_parser() -> Parser:

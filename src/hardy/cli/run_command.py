@@ -15,6 +15,7 @@ from hardy.cli.command import (
     quiet_option,
     read_experiment,
     seeds_option,
+    taken_back,
     tensorboard_option,
     workers_option,
 )
@@ -100,7 +101,16 @@ def _arms(options: Any) -> "Arms | None":
         why = "over Flower" if flower else "on other data"
         remark(f"{why} the arms of {options.experiment} are left out: {', '.join(arms.overrides)}")
         return None
+    for override in options.overrides:
+        without = [name for name, own in arms.overrides.items() if any(_replaces_part(one, override) for one in own)]
+        if without:
+            remark(f"{override} does not hold for {', '.join(without)}, where another part takes its place")
     return arms
+
+
+def _replaces_part(later: str, override: str) -> bool:
+    """Whether a later override takes away the part whose option this one sets."""
+    return later.partition("=")[0] != override.partition("=")[0] and bool(taken_back([override], later))
 
 
 COMMAND = Command(

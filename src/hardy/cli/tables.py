@@ -155,9 +155,10 @@ def classifier_table(found: dict[str, Any]) -> str:
 def summary_table(summary: dict[str, Any]) -> str:
     """A finished run in a few lines."""
     accuracy = summary["standard_accuracy"]
+    some = f" ({accuracy['measured']:,} of {accuracy['clients']:,})" if "measured" in accuracy else ""
     rows = [
         *accuracy["by_domain"].items(),
-        ("mean of clients", accuracy["mean"]),
+        (f"mean of clients{some}", accuracy["mean"]),
         ("worst client", accuracy["worst_client"]),
         *((f"{domain} (held out)", share) for domain, share in accuracy.get("held_out", {}).items()),
     ]

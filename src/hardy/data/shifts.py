@@ -123,31 +123,46 @@ def seen(x: Pixels, shift: Shift, key: Tensor) -> Pixels:
 def with_shift(federation: Federation, shift: Shift, *, seed: int, test: bool = False) -> Federation:
     """Every client's training and validation rows as its own device takes them; its test rows too, where asked.
 
-    Rows are laid out anew, client by client, so that clients who share a row see it each in its own way.
+    Rows are laid out anew, client by client, so that clients who share a row see it each in its own way. Those of
+    domains that are held out, whom no device takes, come last.
     """
     if len(federation.shape) == 1:
         raise HardyError(
             f"data.shift changes images, but the data are vectors of {federation.shape[0]} features. Leave it out."
         )
 
+    clients, everybody = federation.clients, (*federation.clients, *federation.held_out)
+
     def taken(x: Pixels, y: Labels, held: list[Rows]) -> tuple[Pixels, Labels, list[Rows]]:
         images: Pixels = np.concatenate(
-            [seen(x[rows], shift, device(seed, number)) for number, rows in enumerate(held)]
+            [
+                seen(x[rows], shift, device(seed, number)) if number < len(clients) else x[rows]
+                for number, rows in enumerate(held)
+            ]
         )
         ends = np.cumsum([len(rows) for rows in held])
         return images, y[np.concatenate(held)], np.split(np.arange(ends[-1]), ends[:-1])
 
-    clients, x_test, y_test = federation.clients, federation.x_test, federation.y_test
-    held = [np.concatenate([client.train, client.validation]) for client in clients]
+    x_test, y_test = federation.x_test, federation.y_test
+    held = [np.concatenate([client.train, client.validation]) for client in everybody]
     x_train, y_train, own = taken(federation.x_train, federation.y_train, held)
-    tests = [client.test for client in clients]
+    tests = [client.test for client in everybody]
     if test:
         x_test, y_test, tests = taken(x_test, y_test, tests)
-    moved = (
+    moved = tuple(
         replace(client, train=rows[: len(client.train)], validation=rows[len(client.train) :], test=tested)
-        for client, rows, tested in zip(clients, own, tests, strict=True)
+        for client, rows, tested in zip(everybody, own, tests, strict=True)
     )
-    return replace(federation, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test, clients=tuple(moved))
+    own_devices, held_out = moved[: len(clients)], moved[len(clients) :]
+    return replace(
+        federation,
+        x_train=x_train,
+        y_train=y_train,
+        x_test=x_test,
+        y_test=y_test,
+        clients=own_devices,
+        held_out=held_out,
+    )
 
 
 camera, gaussian_affine = Camera, GaussianAffine

@@ -108,9 +108,17 @@ def _table(run: StoredRun) -> str:
         ]
         for name, accuracy in (found | (run.summary.get("robust_accuracy") or {})).items()
     ]
-    told = '<p class="note">±: standard error over test images.</p>' if any("±" in row[1] for row in cells) else ""
+    told = f'<p class="note">±: standard error over {_drawn(run)}.</p>' if any("±" in row[1] for row in cells) else ""
     held_out = (escape(f"{domain} (held out)") for domain in unseen)
     return table(["accuracy", "mean", "worst client", *domains, *held_out], cells) + told
+
+
+def _drawn(run: StoredRun) -> str:
+    """What the figures are a sample of."""
+    measured, clients = (number(run.summary, "standard_accuracy", key) for key in ("measured", "clients"))
+    if measured is None or clients is None:
+        return "test images"
+    return f"the {measured:,.0f} clients measured of {clients:,.0f}, and their test images"
 
 
 def _with_error(accuracy: Any) -> str:

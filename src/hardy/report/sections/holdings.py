@@ -52,10 +52,16 @@ def clients_section(run: StoredRun) -> str:
             figure(
                 "Training images by client",
                 strip(sizes, title="Training images by client", x=plain),
-                f"{len(run.clients)} clients hold {held} images.{mixed}",
+                f"{len(run.clients)}{_of(run)} clients hold {held} images.{mixed}",
             ),
         ],
     )
+
+
+def _of(run: StoredRun) -> str:
+    """How many clients there are, where some are listed."""
+    clients = number(run.summary, "standard_accuracy", "clients")
+    return "" if clients is None else f" of {clients:,.0f}"
 
 
 def _listed(names: list[str]) -> str:
