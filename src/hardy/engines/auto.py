@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hardy.core import tensors
 from hardy.core.disk_store import DiskStore
@@ -24,24 +24,33 @@ from hardy.engines.process_group import TIMEOUT
 from hardy.engines.sequential import Sequential
 from hardy.engines.vectorised import Vectorised, vmap
 from hardy.errors import HardyError
-from hardy.models.count import macs
+from hardy.models.count import macs, parameters
 
 _LOG = logging.getLogger("hardy")
 _MANY, _MUCH = 10_000, 256 * 2**20
 """clients, and bytes of their tensors, above which these lie on disk"""
 ENGINES: dict[str, type[Engine]] = {"sequential": Sequential, "vectorised": Vectorised}
-_SMALL_STEP = 20_000_000
-"""multiply-accumulates of a forward pass over a batch up to which a CPU gains by running slots together: the calls cost
-more than the arithmetic (benchmarks/results/auto_cpu-2-cores)"""
+_SMALL_LAYER = 3_500_000
+"""multiply-accumulates of a layer on a batch up to which a CPU gains by running slots together: calls cost more than
+arithmetic (benchmarks/auto.py)"""
+NARROW_LAYER = 300_000
+"""weights of a layer up to which it does: those of many slots do not fit into the caches"""
 
 
 def choose(plan: Plan, data: DeviceData, training: Training) -> type[Engine]:
-    """Vectorised on a GPU, on a CPU for steps so small that calling costs more than computing, and wherever clients are
-    tied by a norm; else sequential."""
+    """Vectorised on a GPU, on a CPU for layers so small that calling costs more than computing, and wherever a norm
+    ties clients together; else sequential."""
     if data.device.type == "cuda" or plan.synchronised:
         return Vectorised
-    step = training.batch * macs(plan.model, data.federation.shape)
-    return Vectorised if step <= _SMALL_STEP else Sequential
+    arithmetic, weights = layer_size(plan, data, training)
+    return Vectorised if arithmetic <= _SMALL_LAYER and weights <= NARROW_LAYER else Sequential
+
+
+def layer_size(plan: Plan, data: DeviceData, training: Training) -> tuple[float, float]:
+    """Multiply-accumulates of a linear layer or convolution in a forward pass over a batch, and its weights, on
+    average."""
+    layers = max(1, sum(isinstance(layer, nn.Linear | nn.Conv2d) for layer in plan.model.modules()))
+    return training.batch * macs(plan.model, data.federation.shape) / layers, parameters(plan.model) / layers
 
 
 def why_not_vectorised(plan: Plan, data: DeviceData) -> str:
