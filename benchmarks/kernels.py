@@ -99,9 +99,11 @@ def step(model, data, method, precision, kernels, steps=4, repeats=10, batch=32,
     training = Training(batch=batch, steps=steps)
     run = prepare(hardy.Experiment(training=training, engine=choice), method=method, model=model, data=data)
     work = work_of(run)
-    took = milliseconds(partial(train_only, run, work), repeats, warm=3) / steps
+    took = milliseconds(partial(train_only, run, work), repeats, warm=3 if CUDA else 0) / steps
+    if not CUDA:
+        return took, 0.0, None
     peak = torch.cuda.max_memory_allocated() / 2**30
-    profile = whereabouts(run, work) if kernels and precision == "bfloat16" else None
+    profile = whereabouts(partial(train_only, run, work)) if kernels and precision == "bfloat16" else None
     del run
     gc.collect()
     torch.cuda.empty_cache()
@@ -109,12 +111,12 @@ def step(model, data, method, precision, kernels, steps=4, repeats=10, batch=32,
     return took, peak, profile
 
 
-def whereabouts(run, work, most=40) -> list[dict]:
+def whereabouts(work, most=40) -> list[dict]:
     """Milliseconds and launches by kernel in a round."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        train_only(run, work)
+        work()
         torch.cuda.synchronize()
     events = sorted(seen.key_averages(), key=lambda e: -e.device_time_total)
     return [{"kernel": e.key[:200], "ms": e.device_time_total / 1e3, "launches": e.count} for e in events[:most]]

@@ -16,16 +16,19 @@ SCRIPTS = {
     "benchmarks/engines.py": (["out.json", "--smoke"], "one_step_round_ms"),
     "benchmarks/fedrbn.py": (["out.json", "--smoke"], "seconds"),
     "benchmarks/fedrobust.py": (["out.json", "--smoke"], "one_step_round_vectorised"),
+    "benchmarks/host.py": (["out.json", "--smoke"], "FBN, fbn_cnn, 10 clients"),
     "benchmarks/kernels.py": (["out.json", "--smoke"], "no GPU: nothing to measure"),
     "benchmarks/leakage.py": (["out.json", "--smoke"], "image"),
     "benchmarks/hostile_replies.py": (["--smoke"], "| all NaN | unchanged |"),
     "benchmarks/robust.py": (["out.json", "--smoke"], "measured"),
     "benchmarks/split_mix.py": (["out.json", "--smoke"], "customising, ms"),
+    "benchmarks/startup.py": (["out.json", "--smoke"], "run"),
     "benchmarks/tree.py": (["out.json", "--smoke"], "costs"),
     "experiments/fbn/two_dimensions.py": (["out.svg", "--smoke"], "one machine"),
 }
 """arguments, and what must be a key of the result file, or stand in the picture or in what is printed"""
 SLOW = {
+    "benchmarks/gpu.py": (["out.json", "--smoke"], "fbn"),
     "benchmarks/reliability.py": (["out.json", "--smoke"], "damaged_files"),
     "benchmarks/distributed.py": (["out.json", "--smoke"], "runs"),
     "benchmarks/population.py": (["out.json", "--smoke"], "fedrbn"),

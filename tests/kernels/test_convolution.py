@@ -42,6 +42,10 @@ def agree(slots, images, entering, leaving, sides, how, limit=1e-5, dtype=torch.
         (2, 2, 20, 6, (5, 4), Geometry(3, 3, 2, 1)),  # stride 2
         (1, 2, 17, 5, (7, 7), Geometry(1, 1, 2, 0)),  # a projection
         (2, 2, 2, 5, (8, 8), Geometry(3, 3, 1, 0)),  # no padding
+        (1, 2, 6, 5, (5, 7), Geometry(1, 1, 1, 0)),  # a network in a network
+        (1, 2, 3, 5, (7, 5), Geometry(3, 3, 2, 0)),  # an image's channels, strides and no padding
+        (1, 2, 3, 4, (8, 8), Geometry(2, 2, 2, 0)),  # patches
+        (1, 1, 2, 3, (15, 13), Geometry(11, 11, 4, 2)),  # AlexNet's first
         (1, 1, 70, 5, (3, 3), Geometry(3, 3, 1, 1)),  # more channels than one product takes
     ],
 )
@@ -49,15 +53,30 @@ def test_convolutions_and_their_gradients_are_torchs(slots, images, entering, le
     agree(slots, images, entering, leaving, sides, how)
 
 
-@settings(max_examples=4, deadline=None)
-@given(
-    numbers=st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(1, 18), st.integers(1, 9)),
-    sides=st.tuples(st.integers(3, 6), st.integers(3, 6)),
-    window=st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(0, 1)),
-)
-def test_any_shape(numbers, sides, window):
+ANY = {
+    "numbers": st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(1, 18), st.integers(1, 9)),
+    "sides": st.tuples(st.integers(3, 7), st.integers(3, 7)),
+    "window": st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(0, 2)),
+}
+"""also 1 x 1, odd sides, strides without padding, steps longer than the window"""
+
+
+def any_shape(numbers, sides, window):
     size, stride, padding = window
     agree(*numbers, sides, Geometry(size, size, stride, min(padding, size - 1)))
+
+
+@settings(max_examples=6, deadline=None)
+@given(**ANY)
+def test_any_shape(numbers, sides, window):
+    any_shape(numbers, sides, window)
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@given(**ANY)
+def test_any_of_many_shapes(numbers, sides, window):
+    any_shape(numbers, sides, window)
 
 
 def test_half_precision_is_rounded_once():

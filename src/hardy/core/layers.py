@@ -104,6 +104,8 @@ class Statistics(AffineParameters):
 
     roles: ClassVar[Mapping[str, str]] = {}
     """of trained tensors that a kind of statistics adds, by name; those of the affine need none"""
+    by_batch: ClassVar[bool] = True
+    """whether images that move the statistics are normalised by their own"""
     mean: Tensor
     var: Tensor
     bound: float = inf
@@ -138,9 +140,14 @@ class Statistics(AffineParameters):
     def begin(self) -> None:
         """Told before each pass through the layer: clean and attacked images of one step may come in one pass."""
 
-    def follow(self, mean: Tensor, var: Tensor) -> None:
-        """Moves the running statistics towards those of a batch that somebody else has normalised."""
-        self._move(mean, var)
+    def given(self, call: "Call") -> tuple[Tensor, Tensor]:
+        """The mean and variance that images are normalised by where it is not by the batch's own."""
+        return self.mean, self.var
+
+    def follow(self, mean: Tensor, var: Tensor, values: float) -> None:
+        """Moves the running statistics towards those of a batch of so many values a channel that somebody else has
+        normalised; its variance is without Bessel's correction."""
+        self._move(mean, var * (values / max(1.0, values - 1)))
 
     def _move(self, mean: Tensor, var: Tensor) -> None:
         self.mean = torch.lerp(self.mean, mean, self.momentum)
@@ -179,15 +186,16 @@ class CountedStatistics(Statistics):
         self.batches = self.batches + 1
         return super().normalise(x, affine, eps)
 
-    def follow(self, mean: Tensor, var: Tensor) -> None:
+    def follow(self, mean: Tensor, var: Tensor, values: float) -> None:
         self.batches = self.batches + 1
-        super().follow(mean, var)
+        super().follow(mean, var, values)
 
 
 class FederatedStatistics(Statistics):
     """Statistics of Federated BatchNorm: a batch is normalised by what the server sent, and the running statistics move
     to what they would be if all batches seen since had been one."""
 
+    by_batch = False
     count: Tensor
     """values a channel has seen since the server last spoke"""
     sent_mean: Tensor
@@ -201,11 +209,13 @@ class FederatedStatistics(Statistics):
 
     def normalise(self, x: Tensor, affine: AffineParameters, eps: float) -> Tensor:
         mean, var = channel_moments(x.detach(), self.mean.dtype)
-        self.pool(mean, var, x.numel() / x.shape[1])
+        self.follow(mean, var, x.numel() / x.shape[1])
         return scale_and_shift(x, self.sent_mean, self.sent_var, affine, eps)
 
-    def pool(self, mean: Tensor, var: Tensor, values: float) -> None:
-        """Takes in a batch of so many values a channel."""
+    def given(self, call: "Call") -> tuple[Tensor, Tensor]:
+        return (self.sent_mean, self.sent_var) if call.statistics == "batch" else super().given(call)
+
+    def follow(self, mean: Tensor, var: Tensor, values: float) -> None:
         momentum = self.momentum
         mean, var = torch.lerp(self.sent_mean, mean, momentum), torch.lerp(self.sent_var, var, momentum)
         count = self.count + values

@@ -6,7 +6,7 @@ last eight rounds the median over the admitted replies, and of these the median.
 it far.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from math import isfinite
 from statistics import median_low
 
@@ -35,34 +35,31 @@ GROUPS = {
 def lengths(updates: Updates, work: Work, roles: Mapping[str, Role]) -> dict[str, Tensor]:
     """Group of tensors -> length in each reply, [S]; and under "near" the length below which a change is fine."""
     parts: dict[str, list[Tensor]] = {}
-    sent: list[Tensor] = []
-    for name, group in _measured(updates.shared, roles):
-        value = updates.shared[name]
-        if group == "weights":
-            before, length = work.shared[name], work.sent_lengths[name]
-            several = len(before) > 1
-            sent.append(length[updates.bases] if several else length.expand(len(value)))
-            value = value - (before[updates.bases] if several else before)
-        parts.setdefault(group, []).append(tensors.row_lengths(value))
-    found: dict[str, Tensor] = {}
-    if sent:
-        steps = updates.steps.to(updates.loss).clamp_min(1).sqrt()
-        parts["weights"] = [_whole(parts["weights"]) / steps]
-        found["near"] = _NEAR * _whole(sent) / steps
-    for name, group in _measured(updates.reported, roles):
-        parts.setdefault(group, []).append(tensors.row_lengths(updates.reported[name]))
-    return found | {group: _whole(each) for group, each in parts.items()}
-
-
-def _measured(values: Tensors, roles: Mapping[str, Role]) -> Iterator[tuple[str, str]]:
-    for name, value in values.items():
-        if value.is_floating_point() and (group := GROUPS.get(roles.get(name, Role.COUNTER))):
-            yield name, group
-
-
-def _whole(parts: list[Tensor]) -> Tensor:
-    found: Tensor = torch.linalg.vector_norm(torch.stack(parts), dim=0)
+    for name, value in (*updates.shared.items(), *updates.reported.items()):
+        group = GROUPS.get(roles.get(name, Role.COUNTER)) if value.is_floating_point() else None
+        if group and (group != "weights" or name in updates.reported):
+            parts.setdefault(group, []).append(value.reshape(len(value), -1))
+    found = {group: tensors.row_lengths(torch.cat(rows, 1)) for group, rows in parts.items()}
+    if spans := _weights(updates.shared, roles):
+        several, steps = len(work.matrix) > 1, updates.steps.to(updates.loss).clamp_min(1).sqrt()
+        change = updates.matrix - (work.matrix[updates.bases] if several else work.matrix)
+        sent, moved = work.sent_lengths(spans), tensors.span_lengths(change, spans) / steps
+        found["weights"] = torch.hypot(moved, found["weights"]) if "weights" in found else moved
+        found["near"] = _NEAR * (sent[updates.bases] if several else sent) / steps
     return found
+
+
+def _weights(shared: Tensors, roles: Mapping[str, Role]) -> tuple[tuple[int, int], ...]:
+    """The columns of a matrix of all shared tensors in which weights are; neighbours are one span."""
+    spans: list[tuple[int, int]] = []
+    end = 0
+    for name, value in sorted(shared.items()):
+        if not value.is_floating_point():
+            continue
+        start, end = end, end + value.numel() // len(value)
+        if GROUPS.get(roles.get(name, Role.COUNTER)) == "weights":
+            spans.append((spans.pop()[0] if spans and spans[-1][1] == start else start, end))
+    return tuple(spans)
 
 
 def usual_lengths(history: Tensors) -> dict[str, float]:

@@ -38,9 +38,19 @@ class Work:
         return frozenset(self.slots)
 
     @cached_property
-    def sent_lengths(self) -> Tensors:
-        """How long the shared tensors are, [B]."""
-        return tensors.apply(tensors.row_lengths, {n: t for n, t in self.shared.items() if t.is_floating_point()})
+    def matrix(self) -> Tensor:
+        """All floating shared tensors of a base in one row, [B, D]."""
+        return tensors.flatten(self.shared, next(iter(self.shared.values())))
+
+    def sent_lengths(self, spans: tensors.Spans) -> Tensor:
+        """How long the shared tensors are in these columns, [B]. Measured once a round."""
+        if spans not in self._lengths:
+            self._lengths[spans] = tensors.span_lengths(self.matrix, spans)
+        return self._lengths[spans]
+
+    @cached_property
+    def _lengths(self) -> dict[tensors.Spans, Tensor]:
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +107,13 @@ class Updates:
 
     def only(self, names: Iterable[str]) -> "Updates":
         """Only these shared tensors."""
-        return replace(self, shared=tensors.select(self.shared, names))
+        return self.holding(tensors.select(self.shared, names))
+
+    def holding(self, shared: Tensors) -> "Updates":
+        """The same replies with other shared tensors."""
+        made = replace(self, shared=shared)
+        made.__dict__["bases"] = self.bases  # on the device already
+        return made
 
     @staticmethod
     def join(parts: Sequence["Updates"]) -> "Updates":

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hardy.core import tensors
 from hardy.core.admission import Admission, Admitted, Gate, unpack
@@ -108,7 +109,7 @@ class Server:
             taken.add(admitted.updates)
         if ranks.count > 1:
             self._merge(ranks, lost, tally, taken, gate)
-        return self._end(state, self._next(state, taken), asked, lost, tally, gate)
+        return self._end(state, *self._next(state, taken), asked, lost, tally, gate)
 
     def _merge(self, ranks: Ranks, lost: dict[int, str], tally: Tally, taken: TakenReplies, gate: Gate) -> None:
         """Brings together what each rank has of the round: figures of replies, and what the rule has folded."""
@@ -329,18 +330,27 @@ class Server:
             if updates.slots:
                 yield updates
 
-    def _next(self, state: ServerState, taken: TakenReplies) -> ServerState:
+    def _next(self, state: ServerState, taken: TakenReplies) -> tuple[ServerState, Tensor]:
+        """The next state, and whether it is finite: a number on the device, for which nobody waits yet."""
         shared, memory = self.plan.aggregator.finish(taken.folded, taken.context, state.memory)
         reported = self.exchange.after_round(taken.write(state.reported))
-        return ServerState(round=state.round + 1, shared=shared, reported=reported, memory=memory)
+        after = ServerState(round=state.round + 1, shared=shared, reported=reported, memory=memory)
+        return after, _is_finite(after)
 
     def _end(
-        self, state: ServerState, after: ServerState, asked: Asked, lost: dict[int, str], tally: Tally, gate: Gate
+        self,
+        state: ServerState,
+        after: ServerState,
+        finite: Tensor,
+        asked: Asked,
+        lost: dict[int, str],
+        tally: Tally,
+        gate: Gate,
     ) -> tuple[ServerState, dict[str, Any]]:
         """The next state and the round's figures. A state that is not finite is never the next one: the round is then
         as if nobody had answered."""
         lengths = gate.remember()
-        if tally.weight and not _is_finite(after):
+        if tally.weight and not finite:
             lost |= tally.refuse_all()
             after, lengths = replace(state, round=after.round), state.lengths
         after = replace(after, lengths=lengths)
@@ -421,14 +431,14 @@ class PipelinedServer(Server):
         hoped = taken.copy()
         if verdict:
             hoped.add(verdict.updates)
-        after = self._next(state, hoped)
+        after, finite = self._next(state, hoped)
         engine.expect(state.round + 1, self.ask(state.round + 1).slots)
         if verdict:
             updates = self._counted(gate.read(verdict), lost, tally)
             if updates is not verdict.updates:
                 taken.add(updates)
-                after = self._next(state, taken)
-        return self._end(state, after, asked, lost, tally, gate)
+                after, finite = self._next(state, taken)
+        return self._end(state, after, finite, asked, lost, tally, gate)
 
     def _counted(self, admitted: Admitted, lost: dict[int, str], tally: Tally) -> Updates:
         lost |= admitted.refused
@@ -444,8 +454,8 @@ def on_time(updates: Updates, lost: dict[int, str]) -> Updates:
     return updates.where(tensors.send(torch.tensor(keep), updates.loss.device))
 
 
-def _is_finite(state: ServerState) -> bool:
+def _is_finite(state: ServerState) -> Tensor:
     """Whether every number is, and its square too, as sums and distances of the next round must be."""
-    held = (*state.shared.values(), *state.reported.changed(), *state.memory.values())
-    found = [torch.linalg.vector_norm(t).isfinite() for t in held if t.is_floating_point()]
-    return not found or bool(torch.stack(found).all())
+    held = [t for t in (*state.shared.values(), *state.reported.changed(), *state.memory.values()) if t.numel()]
+    found = torch._foreach_norm([t for t in held if t.is_floating_point()] or [torch.zeros(())])
+    return torch.stack(found).isfinite().all()

@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -163,18 +164,29 @@ class MemoryStore(ClientStore):
         for name, new in rows.items():
             held = self.tensors[name]
             at = held.view(new.shape) if where is None else held[where]
-            chosen = new if mask is None else torch.where(tensors.expand_trailing(mask, new), new, at)
-            if where is None:
-                at.copy_(chosen)
-            else:
-                held[where] = chosen
+            if mask is not None:
+                new = torch.where(tensors.expand_trailing(mask, new), new, at, out=at)
+            elif where is None:
+                at.copy_(new)
+            if where is not None:
+                held[where] = new
 
     def held(self) -> Iterator[Slot]:
         clients, bases = self.axes
         return (Slot(client, base) for client in range(clients) for base in range(bases))
 
     def written(self, slots: Sequence[Slot], rows: Tensors) -> "MemoryStore":
-        return MemoryStore(tensors.scatter(self.tensors, rows, *self._where(slots)))
+        clients, bases = self.axes
+        places = np.array([slot.client * bases + slot.base for slot in slots])
+        order = np.argsort(places)
+        if (
+            len(slots) != clients * bases
+            or (places[order] != np.arange(len(slots))).any()
+            or rows.keys() != self.keys()
+        ):
+            return MemoryStore(tensors.scatter(self.tensors, rows, *self._where(slots)))
+        index = tensors.send(torch.from_numpy(order), next(iter(rows.values())).device)  # all of them: none stays
+        return MemoryStore({name: rows[name][index].view_as(held) for name, held in self.tensors.items()})
 
     def changed(self) -> Iterable[Tensor]:
         return self.tensors.values()

@@ -13,6 +13,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
+Spans = tuple[tuple[int, int], ...]
+"""columns of a matrix: first ones, and those after the last"""
 ImageShape = tuple[int, ...]
 """(channel, height, width), or (features,) where inputs are plain vectors"""
 
@@ -172,6 +174,12 @@ def row_lengths(rows: Tensor) -> Tensor:
     """L2, [S]."""
     found: Tensor = torch.linalg.vector_norm(rows.reshape(len(rows), -1), dim=1)
     return found
+
+
+def span_lengths(rows: Tensor, spans: Spans) -> Tensor:
+    """L2 of these columns together, [S]."""
+    found = [row_lengths(rows[:, start:end]) for start, end in spans]
+    return found[0] if len(found) == 1 else row_lengths(torch.stack(found, 1))
 
 
 def shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

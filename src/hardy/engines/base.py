@@ -77,14 +77,17 @@ class Engine:
         """Onto the engine's device, in its precision."""
         return tensors.apply(lambda t: t.to(self.device, self.dtype if t.is_floating_point() else None), values)
 
-    def label_counts(self, clients: Sequence[int]) -> Tensor:
+    def counted_labels(self, clients: Sequence[int]) -> Rows:
         """[C, K], training rows of each class that these clients have. Counted once for each."""
         held, y = self._label_counts, self.data.y_train
         for client in clients:
             if client not in held:
                 held[client] = np.bincount(y[self.train_rows[client]], minlength=len(self.data.classes))
-        counts = torch.from_numpy(np.stack([held[client] for client in clients]))
-        return tensors.send(counts.to(self.dtype), self.device)
+        return np.stack([held[client] for client in clients])
+
+    def label_counts(self, clients: Sequence[int]) -> Tensor:
+        """The same on the engine's device, in its precision."""
+        return tensors.send(torch.from_numpy(self.counted_labels(clients)).to(self.dtype), self.device)
 
     def batch(self, rows: Tensor, key: Tensor, label_counts: Tensor) -> Batch:
         """The images and labels of a step, [B], or of a step of several slots, [S, B] with a key and counts each."""

@@ -61,6 +61,10 @@ class _Task(NamedTuple):
     """[S], how many of the last steps the loss is taken over"""
     keys: Tensor
     """[steps, S]"""
+    examples: Tensor
+    """[S], that its clients hold"""
+    label_counts: Tensor
+    """[S, K]"""
     schedule: list[tuple[int, Tensor | slice, Tensor]]
     same_first_batch: bool
     """whether all take their first step together"""
@@ -176,7 +180,9 @@ class Vectorised(Engine):
         key = step_keys(self.seed, round_number, self.numbered(slots), max(steps))
         groups = _schedule(batches)
         together, rows = [members for _, members, _ in groups], [rows for _, _, rows in groups]
-        counts, window_, key_, *sent = tensors.send_all([steps, window, key, *together, *rows], self.device)
+        held = [len(self.train_rows[slot.client]) for slot in slots], self.counted_labels([s.client for s in slots])
+        sent = tensors.send_all([steps, window, key, *held, *together, *rows], self.device)
+        counts, window_, key_, examples, labels, *sent = sent
         return _Task(
             objective=members[0].objective,
             slots=slots,
@@ -184,6 +190,8 @@ class Vectorised(Engine):
             counts=counts,
             window=window_,
             keys=key_,
+            examples=examples,
+            label_counts=labels,
             schedule=[
                 (t, _EVERYONE if len(members) == len(slots) else sent[at], sent[len(groups) + at])
                 for at, (t, members, _) in enumerate(groups)
@@ -199,10 +207,10 @@ class Vectorised(Engine):
         bases = slots[0].base if one_base else tensors.send([slot.base for slot in slots], self.device)
         received = tensors.gather(self.sent(work), bases)
         own = {**work.reported.read(slots), **self.store.read(slots)}
-        rate = tensors.send(torch.tensor(work.rate, dtype=self.dtype), self.device)
+        rate = torch.full((), work.rate, dtype=self.dtype, device=self.device)
         # one base for all slots: one copy of it is enough
         each = tensors.apply(lambda t: t.expand(len(slots), *t.shape), received) if one_base else received
-        first = init_client(self.plan, each, own, self.label_counts([slot.client for slot in slots]))
+        first = init_client(self.plan, each, own, task.label_counts.to(self.dtype))
 
         frozen = self.plan.method.norm.frozen(work.round)
         one = partial(compute_gradients, self.plan, objective, frozen=frozen)
@@ -238,7 +246,7 @@ class Vectorised(Engine):
             slots=slots,
             shared=reply.shared,
             reported=reply.reported,
-            weights=self.samples(slots),
+            weights=task.examples.to(self.dtype),
             steps=task.counts,
             loss=torch.where(last, losses, 0).sum(0) / task.window,
         )

@@ -1,7 +1,7 @@
-"""Red flags on the networks of several clients, probed side by side."""
+"""The networks of several clients asked side by side about their first images: for red flags, and for pictures."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hardy.attacks.base import Forward
 from hardy.core import tensors
 from hardy.core.tensors import Tensors
-from hardy.evaluation.checks import Checks, Flag, Probe, fit_to_attack
+from hardy.evaluation.checks import Checks, Flag, fit_to_attack
 from hardy.evaluation.measure import POINTS, ServedClients
 
 
@@ -28,16 +29,22 @@ def check_clients(served: ServedClients, clients: Sequence[int], key: Tensor) ->
     for count, alike in groupby(sorted(clients, key=images), key=images):
         members, size = list(alike), max(1, POINTS // count)
         for group in (members[start : start + size] for start in range(0, len(members), size)):
-            found = _ask(served, group, count, checks.outputs, key)
+            found = ask_clients(served, group, count, checks.outputs, key)
             raised |= {client: checks.judge_outputs(each) for client, each in zip(group, found, strict=True)}
             fit = [client for client in group if fit_to_attack(raised[client])]
-            for client, each in zip(fit, _ask(served, fit, count, checks.standing, key), strict=True):
+            for client, each in zip(fit, ask_clients(served, fit, count, checks.standing, key), strict=True):
                 raised[client] += checks.judge_standing(each, math.prod(shape))
     return raised
 
 
-def _ask(served: ServedClients, clients: Sequence[int], images: int, probe: Probe, key: Tensor) -> list[Any]:
-    """What a probe finds in each client's network, by its first images."""
+def ask_clients(
+    served: ServedClients,
+    clients: Sequence[int],
+    images: int,
+    probe: Callable[[Forward, Tensor, Tensor, Tensor], Any],
+    key: Tensor,
+) -> list[Any]:
+    """probe(network, images, labels, key) of each client's first images, of which it has as many."""
     if not clients:
         return []
     engine = served.engine

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from hardy.core.layers import BatchNorm, Call, CountedStatistics, Statistics, current
+from hardy.core.layers import BatchNorm, Call, CountedStatistics, FederatedStatistics, Statistics, current
 from hardy.core.manner import manner, round_once
 
 _LOG = logging.getLogger("hardy")
@@ -91,6 +91,8 @@ class _Run(NamedTuple):
         for layer in self.layers:
             if layer is self.convolution:
                 x = nn.Conv2d.forward(self.convolution, x)
+            elif type(layer) is nn.AdaptiveAvgPool2d and layer.output_size in (1, (1, 1)) and not _hooked(layer):
+                x = x.mean((2, 3), keepdim=True)  # torch's sets strides of what has its channels last, slot by slot
             elif not isinstance(layer, nn.Flatten) or not self.flat or x.dim() != 4:
                 x = layer(x)
         return x
@@ -144,18 +146,18 @@ class _Run(NamedTuple):
             z = functions.convolution_layer(x[None], weight[None], half[None], how, _precision()).squeeze(0)
             bias = None if self.convolution.bias is None else self.convolution.bias
         kept, affine = zip(*(self.norm.branch(call.branch) for call in calls), strict=True)
-        moving = [call.statistics == "batch" for call in calls]
+        own = [one.by_batch and call.statistics == "batch" for one, call in zip(kept, calls, strict=True)]
+        means, variances = zip(*(one.given(call) for one, call in zip(kept, calls, strict=True)), strict=True)
         given = (
-            torch.stack([torch.full((), float(moves), device=x.device) for moves in moving]),
-            torch.stack([one.mean if bias is None else one.mean - bias.detach() for one in kept]),
-            torch.stack([one.var for one in kept]),
+            torch.stack([torch.full((), float(its), device=x.device) for its in own]),
+            torch.stack([mean if bias is None else mean - bias.detach() for mean in means]),
+            torch.stack(variances),
         )
         terms = [one.bias for one in affine]
         if bias is not None:  # given means do not follow it, so there the gradient to it is that to the shift
-            lines = [one.weight * torch.rsqrt(k.var + self.norm.eps) for one, k in zip(affine, kept, strict=True)]
+            lines = [one.weight * torch.rsqrt(v + self.norm.eps) for one, v in zip(affine, variances, strict=True)]
             terms = [
-                t if moves else t + (bias - bias.detach()) * line
-                for t, line, moves in zip(terms, lines, moving, strict=True)
+                t if its else t + (bias - bias.detach()) * line for t, line, its in zip(terms, lines, own, strict=True)
             ]
         out, mean, var = functions.norm_layer(
             z.view(len(calls), -1, *z.shape[1:]),
@@ -167,10 +169,10 @@ class _Run(NamedTuple):
         )
         count = z.numel() // z.shape[1] // len(calls)
         for part in range(len(calls)):
-            if moving[part]:
+            if calls[part].statistics == "batch":
                 before = kept[part].mean, kept[part].var
                 middle = mean[part] if bias is None else mean[part] + bias.detach()
-                kept[part].follow(middle, var[part] * (count / max(1, count - 1)))
+                kept[part].follow(middle, var[part], count)
                 kept[part].blur(calls[part], *before)
         return out.flatten(0, 1)
 
@@ -211,10 +213,11 @@ def _plain(layer: nn.Module) -> bool:
 
 
 def _usual(norm: BatchNorm, calls: Sequence[Call]) -> bool:
-    """Whether a norm normalises every part by the batch as it is, or by one branch's running statistics."""
+    """Whether a norm normalises every part by the batch as it is, by what the server sent, or by one branch's running
+    statistics."""
     kinds = {type(norm.branch(call.branch)[0]) for call in calls if call.statistics == "batch"}
     known = all(call.statistics in ("batch", "running") and call.robustness is None for call in calls)
-    return known and norm.gain == 1.0 and kinds <= {Statistics, CountedStatistics}
+    return known and norm.gain == 1.0 and kinds <= {Statistics, CountedStatistics, FederatedStatistics}
 
 
 def _window(pool: nn.MaxPool2d | None) -> Any:
@@ -257,7 +260,9 @@ class Conv2d(nn.Conv2d):
     reads_rounded = True
 
     def forward(self, x: Tensor) -> Tensor:
-        return in_turn(x, self) if _fusing(x) and x.dim() == 4 else super().forward(x)
+        if not (_fusing(x) and x.dim() == 4 and _plain(self)):
+            return super().forward(x)
+        return _Run([self], convolution=self).fused(x)
 
 
 class Pooling(NamedTuple):
@@ -356,8 +361,8 @@ class MaxPool2d(nn.MaxPool2d):
 
     def forward(self, x: Tensor) -> Tensor:
         how = Pooling(self.kernel_size, self.stride, self.padding, self.ceil_mode)
-        if _fusing(x) and x.dim() == 4:
-            return in_turn(x, self)
+        if _fusing(x) and x.dim() == 4 and _plain(self):
+            return _Run([self], pool=self).fused(x)
         if manner() == "one" or self.dilation != 1:
             return cast(Tensor, super().forward(x))
         out, _ = cast(tuple[Tensor, Tensor], _Pool.apply(x, how))  # type: ignore[no-untyped-call]

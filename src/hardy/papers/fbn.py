@@ -85,12 +85,10 @@ class _TotalVariance(Aggregator):
         if not folded:
             return context.shared, memory
         updates, sent = Updates.join(folded), _beside(context)
-        told = replace(updates, shared=_channels(updates.shared, context))
+        told = updates.holding(_channels(updates.shared, context))
         pooled, of_rule = _run(self.rule, told, sent, inside("rule", memory))
         apart = {"mean": (told.shared["mean"] - pooled["mean"][updates.bases]).square()}
-        between, of_spread = _run(
-            self._spread(), replace(told, shared=apart), _around_zero(sent), inside("spread", memory)
-        )
+        between, of_spread = _run(self._spread(), told.holding(apart), _around_zero(sent), inside("spread", memory))
         counts = _of(Role.NORM_COUNT, updates.shared, context)
         seen = tensors.flatten(counts, updates.weights).clamp_min(0.0)
         total = seen.new_zeros(context.bases, seen.shape[1]).index_add(0, updates.bases, seen)

@@ -109,22 +109,23 @@ class Propagated(Local):
         source = givers or Givers(reported, clients)
         counters = _held(source.reported, tags, "adversarial", Role.COUNTER)
         heard = torch.stack(list(counters.values())).amax(0) > 0  # [J, B]
-        gives = heard & ~_are_poor(source.clients, heard)
+        poor = _are_poor(clients, heard)
+        gives = heard & ~(_are_poor(givers.clients, heard) if givers else poor)
         with tensors.full_precision():
-            clean = [
-                list(_held(values, tags, "clean", Role.NORM_MEAN, Role.NORM_VAR).values())
-                for values in (reported, source.reported)
-            ]
-            takes = _are_poor(clients, heard) & gives.any(0)
-            return takes, self.weights(clean[0], gives, clean[1]).expand(len(clients), -1, -1)
+            clean, *others = (
+                list(_held(values.reported, tags, "clean", Role.NORM_MEAN, Role.NORM_VAR).values())
+                for values in (Givers(reported, clients), *([givers] if givers else []))
+            )
+            return poor & gives.any(0), self.weights(clean, gives, *others).expand(len(clients), -1, -1)
 
     def weights(self, clean: Sequence[Tensor], gives: Tensor, givers: Sequence[Tensor] | None = None) -> Tensor:
         """α, [C, J, B]: what each client takes of each that gives, by the clean statistics of both. Where these are not
         reported all clients are alike, [1, J, B]."""
         likeness = torch.zeros(1, *gives.shape, device=gives.device)
         if clean:
-            units = [[F.normalize(statistic, dim=-1) for statistic in some] for some in (clean, givers or clean)]
-            likeness = torch.stack([torch.einsum("kbf,jbf->kjb", k, j) for k, j in zip(*units, strict=True)]).mean(0)
+            own, *others = ([F.normalize(s, dim=-1) for s in some] for some in (clean, givers) if some)
+            pairs = zip(own, *(others or [own]), strict=True)
+            likeness = torch.stack([torch.einsum("kbf,jbf->kjb", k, j) for k, j in pairs]).mean(0)
         return (likeness / self.temperature).masked_fill(~gives, -inf).softmax(1)
 
 

@@ -50,7 +50,7 @@ class HybridStatistics(FederatedStatistics):
     def normalise(self, x: Tensor, affine: AffineParameters, eps: float) -> Tensor:
         mean, var = channel_moments(x, self.mean.dtype)
         before = self.mean, self.var, self.count
-        self.pool(mean.detach(), var.detach(), x.numel() / x.shape[1])
+        self.follow(mean.detach(), var.detach(), x.numel() / x.shape[1])
         pooled = zip((self.mean, self.var, self.count), before, strict=True)
         self.mean, self.var, self.count = (torch.where(self.first, new, old) for new, old in pooled)
         share = torch.sigmoid(self.mix)

@@ -63,7 +63,7 @@ class SynchronisedStatistics(Statistics):
         mean = _sum_of_all(middle) / count
         shape = 1, -1, *[1] * (x.dim() - 2)
         var = _sum_of_all((taken - mean.view(shape)).square().sum(over)) / count
-        self.follow(mean.detach(), (var * count / (count - 1).clamp_min(1.0)).detach())
+        self._move(mean.detach(), (var * count / (count - 1).clamp_min(1.0)).detach())
         return scale_and_shift(x, mean, var, affine, eps)
 
 

@@ -5,13 +5,14 @@ was; figures found before are kept as long as the networks and the settings are 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hardy.attacks.base import Attack, refuse_inputs
+from hardy.attacks.base import Attack, Forward, refuse_inputs
 from hardy.attacks.threats import Threat, parse_threat, parse_threats
 from hardy.core import random
 from hardy.core.engine import Branches, DataPart
@@ -19,6 +20,7 @@ from hardy.core.files import disk, file_lock, make_folder, refuse_links, write_a
 from hardy.core.json_files import read_sealed, write_sealed
 from hardy.errors import HardyError
 from hardy.evaluation import projections
+from hardy.evaluation.client_checks import ask_clients
 from hardy.evaluation.measure import ServedClients, order_of_bases, threat_key
 from hardy.evaluation.record import EVALUATION_LOCK, EvaluationRecord
 from hardy.evaluation.smoothing import BLOCK, Smoothing, certified_figures, count_votes, parse_smoothing
@@ -260,21 +262,35 @@ def _illustrate(run: Run, served: ServedClients, threats: Sequence[Threat]) -> N
     shown = held[:: -(-len(held) // _ILLUSTRATED)]
     for threat in threats:
         name = "attack " + "".join(c if c.isalnum() or c in "-." else "_" for c in threat.name)
-        for client, count, stem in [(largest, _SHOWN, name), *((c, _OF_EACH, f"{name}, client {c}") for c in shown)]:
-            write_atomic(run.folder / "pictures" / f"{stem}.png", _attacked(run, served, client, count, threat))
+        ((_, large),) = _attacked(run, served, [largest], _SHOWN, threat)
+        small = {f"{name}, client {client}": s for client, s in _attacked(run, served, shown, _OF_EACH, threat)}
+        for stem, sheet in {name: large, **small}.items():
+            write_atomic(run.folder / "pictures" / f"{stem}.png", sheet)
 
 
-def _attacked(run: Run, served: ServedClients, client: int, count: int, threat: Threat) -> bytes:
-    """Images of a client, the same attacked, and the change; predictions go into the labels."""
-    forward, x, y = _network(served, client, count)
-    classes = run.engine.data.classes
-    key = threat_key(run.experiment.seed, threat, "picture").to(x.device)
-    changed = _first(threat).perturb(forward, x, y, key)
-    change = changed - x
-    magnified = 0.5 + 0.5 * change / change.abs().max().clamp_min(1e-12)
-    rows = [displayable(images.cpu().numpy()) for images in (x, changed, magnified)]
-    before, after = (", ".join(classes[i] for i in forward(z).argmax(-1).tolist()) for z in (x, changed))
-    return image_grid_png(rows, [f"images, seen as {before}", f"attacked, seen as {after}", "the change, magnified"])
+def _attacked(
+    run: Run, served: ServedClients, clients: Sequence[int], most: int, threat: Threat
+) -> Iterator[tuple[int, bytes]]:
+    """Images of each client, the same attacked, and the change; predictions go into the labels."""
+    classes, attack = run.engine.data.classes, _first(threat)
+    key = threat_key(run.experiment.seed, threat, "picture")
+
+    def look(forward: Forward, x: Tensor, y: Tensor, key: Tensor) -> tuple[Tensor, ...]:
+        changed = attack.perturb(forward, x, y, key)
+        return x, changed, *(forward(z).argmax(-1) for z in (x, changed))
+
+    def images(client: int) -> int:
+        return min(most, len(served.rows[client]))
+
+    for count, alike in groupby(sorted(clients, key=images), key=images):
+        members = list(alike)
+        for client, (x, changed, *seen) in zip(members, ask_clients(served, members, count, look, key), strict=True):
+            change = changed - x
+            magnified = 0.5 + 0.5 * change / change.abs().max().clamp_min(1e-12)
+            rows = [displayable(z.numpy()) for z in (x, changed, magnified)]
+            before, after = (", ".join(classes[i] for i in some.tolist()) for some in seen)
+            labels = [f"images, seen as {before}", f"attacked, seen as {after}", "the change, magnified"]
+            yield client, image_grid_png(rows, labels)
 
 
 def _first(threat: Threat) -> Attack:

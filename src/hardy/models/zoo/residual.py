@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from hardy.core.layers import BatchNorm
 from hardy.core.tensors import ImageShape
 from hardy.models.blocks import HALF, MakeNorm, Scale, entrance, named_sequential, start, widen
-from hardy.models.stacked import Conv2d, Linear
+from hardy.models.stacked import Conv2d, Linear, in_turn
+
+_RELU = nn.ReLU()
 
 
 def _shortcut(entering: int, leaving: int, stride: int) -> nn.Module | None:
@@ -32,8 +34,8 @@ class _Block(nn.Module):
         self.shortcut = nn.Identity() if projection is None else named_sequential(conv=projection, norm=norm(leaving))
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = torch.relu(self.norm1(self.conv1(x)))
-        return torch.relu(self.norm2(self.conv2(inner)) + self.shortcut(x))
+        inner = in_turn(x, self.conv1, self.norm1, _RELU, self.conv2, self.norm2)
+        return torch.relu(inner + self.shortcut(x))
 
 
 class _PreBlock(nn.Module):
@@ -48,10 +50,9 @@ class _PreBlock(nn.Module):
         self.shortcut = _shortcut(entering, leaving, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        active = torch.relu(self.norm1(x))
+        active = in_turn(x, self.norm1, _RELU)
         kept: Tensor = x if self.shortcut is None else self.shortcut(active)
-        inner: Tensor = self.conv2(torch.relu(self.norm2(self.conv1(active))))
-        return inner + kept
+        return in_turn(active, self.conv1, self.norm2, _RELU, self.conv2) + kept
 
 
 def _stages(channels: Sequence[int], blocks: int, block: Callable[[int, int, int], nn.Module]) -> dict[str, nn.Module]:

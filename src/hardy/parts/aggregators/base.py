@@ -75,11 +75,12 @@ class Mean(Aggregator):
 
 def largest_counters(before: Tensors, updates: Updates) -> Tensors:
     """Tensors that are not floating take the largest value of each base, [B, ...]."""
-    largest = {n: before[n].clone() for n, value in updates.shared.items() if not value.is_floating_point()}
-    for name, value in largest.items():
-        for slot, row in zip(updates.slots, updates.shared[name], strict=True):
-            value[slot.base] = value[slot.base].maximum(row)
-    return largest
+    counted = {n: value for n, value in updates.shared.items() if not value.is_floating_point()}
+
+    def whose(rows: Tensor) -> Tensor:
+        return tensors.expand_trailing(updates.bases, rows).expand_as(rows)
+
+    return {n: before[n].scatter_reduce(0, whose(rows), rows, "amax") for n, rows in counted.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
