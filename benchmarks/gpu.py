@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from startup import ROOT, SETTINGS, TINY, whole_command
+from startup import ROOT, TINY, whole_command
 
 import hardy
 import kernels
@@ -110,7 +110,7 @@ def autoattack() -> dict:
 
 def command(*settings: str) -> dict:
     """A whole command by phase."""
-    given = [*settings, *((*SETTINGS, *TINY) if SMOKE else ("engine.precision=bfloat16",))]
+    given = [*settings, *(TINY if SMOKE else ("engine.precision=bfloat16",))]
     if not SMOKE and not os.environ.get("HARDY_DATA"):
         return {"left out": "HARDY_DATA names no folder"}
     return {"settings": given, **whole_command(given, str(ROOT / "experiments/fedrbn/digits.toml"))}

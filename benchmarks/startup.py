@@ -8,6 +8,7 @@ change the experiment, such as `model.width=1 engine.name=vectorised` on a GPU. 
 """
 
 import argparse
+import importlib
 import json
 import os
 import pkgutil
@@ -38,7 +39,15 @@ PHASES = {
 }
 HEAVY = ("torch._dynamo", "torch._inductor", "torch.distributed", "sympy", "triton", "onnx", "flwr")
 SETTINGS = ("rounds=2", "training.steps=2", "evaluation.every=1", "model.width=0.25", "data.source.limit=500")
-TINY = ("data.source=mini_digits", "rounds=1", "model.width=0.1", "data.clients=5")
+CHECKED = "evaluation.checks=false"
+TINY = ("rounds=1", "training.steps=1", "model.width=0.1", "data.source=mini_digits", "data.clients=5", CHECKED)
+    "rounds=1",
+    "training.steps=1",
+    "model.width=0.1",
+    "data.source=mini_digits",
+    "data.clients=5",
+    "evaluation.checks=false",
+)
 
 
 class Clock:
@@ -88,7 +97,8 @@ def child(began: float, arguments: list[str]) -> None:
     from hardy.cli.parser import parse_arguments
 
     options = parse_arguments(arguments)
-
+    for name in ("api", "arms", "seeds"):
+        importlib.import_module(f"hardy.runs.{name}")
     imported, worked = time.monotonic(), time.process_time()
     clock = Clock()
     clocked(clock)
@@ -141,7 +151,9 @@ def main() -> None:
     options = parser.parse_args()
     from engines import provenance
 
-    settings = [*SETTINGS, *(TINY if options.smoke else ()), *options.settings]
+    given = {setting.partition("=")[0] for setting in options.settings}
+    usual = [one for one in (TINY if options.smoke else SETTINGS) if one.partition("=")[0] not in given]
+    settings = [*usual, *options.settings]
     repeats = 1 if options.smoke else 5
     result = {**provenance(), "settings": settings}
     for name, command in (

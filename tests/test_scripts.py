@@ -22,13 +22,13 @@ SCRIPTS = {
     "benchmarks/hostile_replies.py": (["--smoke"], "| all NaN | unchanged |"),
     "benchmarks/robust.py": (["out.json", "--smoke"], "measured"),
     "benchmarks/split_mix.py": (["out.json", "--smoke"], "customising, ms"),
-    "benchmarks/startup.py": (["out.json", "--smoke"], "run"),
     "benchmarks/tree.py": (["out.json", "--smoke"], "costs"),
     "experiments/fbn/two_dimensions.py": (["out.svg", "--smoke"], "one machine"),
 }
 """arguments, and what must be a key of the result file, or stand in the picture or in what is printed"""
 SLOW = {
     "benchmarks/gpu.py": (["out.json", "--smoke"], "fbn"),
+    "benchmarks/startup.py": (["out.json", "--smoke"], "run"),
     "benchmarks/reliability.py": (["out.json", "--smoke"], "damaged_files"),
     "benchmarks/distributed.py": (["out.json", "--smoke"], "runs"),
     "benchmarks/population.py": (["out.json", "--smoke"], "fedrbn"),
