@@ -39,13 +39,8 @@ PHASES = {
 }
 HEAVY = ("torch._dynamo", "torch._inductor", "torch.distributed", "sympy", "triton", "onnx", "flwr")
 SETTINGS = ("rounds=2", "training.steps=2", "evaluation.every=1", "model.width=0.25", "data.source.limit=500")
-CHECKED = "evaluation.checks=false"
-TINY = ("rounds=1", "training.steps=1", "model.width=0.1", "data.source=mini_digits", "data.clients=5", CHECKED)
-    "rounds=1",
-    "training.steps=1",
-    "model.width=0.1",
-    "data.source=mini_digits",
-    "data.clients=5",
+TINY = (
+    *("rounds=1", "training.steps=1", "model.width=0.1", "data.source=mini_digits", "data.clients=5"),
     "evaluation.checks=false",
 )
 
