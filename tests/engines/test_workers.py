@@ -201,17 +201,17 @@ def test_a_damaged_shard_is_named_and_the_checkpoint_before_it_used(tmp_path, re
     assert_close(everything(resumed), everything(run), 1e-9)
 
 
-def killed_run(out, victim: int, after: int, wait: float) -> tuple[int, str]:
+def killed_run(out, victim: int, after: int, wait: float, store: str) -> tuple[int, str]:
     """A run of 60 rounds with two workers, one of which is killed some time after so many: exit code and words."""
-    options = [*EXPERIMENT, "rounds=60", "--alone", "--workers", "2", "--quiet", "--out", str(out)]
+    options = [*EXPERIMENT, f"engine.store={store}", "rounds=60", "--workers", "2", "--quiet", "--out", str(out)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "hardy", "run", "demo", *options],
+        [sys.executable, "-m", "hardy", "run", "demo", "--alone", *options],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
-        log, until = out / "metrics.jsonl", time.monotonic() + WAIT
+        log, until = out / "metrics.jsonl" if after else out / "config.toml", time.monotonic() + WAIT
         while not log.exists() or len(log.read_bytes().splitlines()) < after:
             assert process.poll() is None and time.monotonic() < until
             time.sleep(0.005)
@@ -235,12 +235,13 @@ def alive(process: int) -> bool:
         return False
 
 
-def check_kill(out, victim: int, rng: random.Random) -> None:
-    code, said = killed_run(out, victim, rng.randint(1, 5), 0.2 * rng.random())
+def check_kill(out, victim: int, rng: random.Random, after: int, store: str = "memory") -> None:
+    code, said = killed_run(out, victim, after, 0.2 * rng.random(), store)
     if victim:
         assert code == 2, said
         assert len(said.splitlines()) == 1
-        assert "rank 1 of 2 was killed by signal 9" in said and f"`hardy resume {out}` goes on after round" in said
+        assert "rank 1 of 2 was killed by signal 9" in said
+        assert not after or f"`hardy resume {out}` goes on after round" in said
     ends = 20
     text = (out / "config.toml").read_text().replace("rounds = 60", f"rounds = {ends}")
     (out / "config.toml").write_text(text)
@@ -252,12 +253,44 @@ def check_kill(out, victim: int, rng: random.Random) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 @pytest.mark.parametrize("victim", [1, 0], ids=["a worker", "the first rank"])
 def test_a_killed_rank_ends_the_run_and_loses_nothing(tmp_path, victim):
-    check_kill(tmp_path / "run", victim, random.Random(victim))
+    check_kill(tmp_path / "run", victim, random.Random(victim), after=2 + victim)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 @pytest.mark.parametrize("number", range(10))
 def test_ten_kills_at_random_moments(tmp_path, number):
+    """Before the first round too, and with rows on disk."""
     rng = random.Random(100 + number)
-    check_kill(tmp_path / "run", rng.randint(0, 1), rng)
+    check_kill(tmp_path / "run", rng.randint(0, 1), rng, after=rng.randint(0, 5), store=("memory", "disk")[number % 2])
+
+
+SILENT = """
+import os, sys, time, torch
+from hardy.engines.process_group import ProcessGroup, RankLost
+ranks = ProcessGroup(int(sys.argv[1]), 2, timeout=20.0, meeting=f"file://{sys.argv[2]}")
+ranks.join(torch.device("cpu"))
+if ranks.number:
+    time.sleep(600)
+try:
+    ranks.tell("state", torch.zeros(2**24))
+except RankLost as lost:
+    print(lost, flush=True)
+    os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_listen_is_given_up(tmp_path):
+    """More is told than the connection holds, so that the first rank has to wait."""
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", SILENT, str(number), str(tmp_path / "meeting")], stdout=subprocess.PIPE)
+        for number in range(2)
+    ]
+    try:
+        said, _ = ranks[0].communicate(timeout=WAIT)
+        assert b"silent for 20 s (engine.timeout)" in said
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()

@@ -147,8 +147,11 @@ class ProcessGroup(Ranks):
         return _received(fill, self.home)
 
     def _broadcast(self, piece: Tensor) -> None:
+        patience = _PATIENT if self.number else timedelta(seconds=self.timeout)  # the first one waits for nobody's code
         with self._wording():
-            dist.broadcast(piece, 0, group=self._orders)
+            work = dist.broadcast(piece, 0, group=self._orders, async_op=True)
+            assert work is not None, "this rank is not in the group"
+            work.wait(patience)
 
     def _all_gather(self, piece: Tensor) -> list[Tensor]:
         found = [torch.empty_like(piece) for _ in range(self.count)]
