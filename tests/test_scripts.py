@@ -43,6 +43,7 @@ PEERS = {f"benchmarks/peers/{name}.py" for name in ("work", "bare_run", "hardy_r
 PARTS = {
     "experiments/fedrbn/clipping.py",
     "experiments/field/four_convolutions.py",
+    "experiments/field/strided_cnn.py",
     "experiments/private/attacks.py",
 }
 """modules that a table names"""

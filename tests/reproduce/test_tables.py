@@ -7,6 +7,7 @@ import pytest
 
 from hardy.errors import HardyError
 from hardy.reproduce.definition import CLEAN, ResultTable, RowMeasure, TableRow, read_paper, read_table, table_files
+from hardy.reproduce.drawing import _points
 from hardy.reproduce.listing import entries, listing, page_contents, state
 from hardy.reproduce.published_pages import (
     chosen_records,
@@ -233,3 +234,11 @@ def test_rules_and_sizes_can_be_run_on_real_data(name):
     for data in ("cifar10", "digits"):
         real = tables[f"hostile/{name}_{data}"]
         assert list(real.rows) == list(tables[f"hostile/{name}"].rows) and data in real.experiment
+
+
+def test_points_of_a_picture_are_means_over_the_seeds():
+    def record(seed, macs, share):
+        figure = {"mean": share, "images": 10, "standard_error": 0.1, "macs": macs}
+        return {"row": "a", "seed": seed, "figures": {"×1": figure}}
+
+    assert _points([record(0, 2e6, 0.5), record(1, 2e6, 0.7)], ("×1: macs", "×1")) == [(2.0, pytest.approx(0.6))]

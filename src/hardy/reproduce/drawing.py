@@ -7,7 +7,7 @@ from html import escape
 from hardy.errors import HardyError, unknown
 from hardy.reproduce.definition import ResultPicture, ResultTable
 from hardy.reproduce.published_pages import chosen_records, in_unit, score
-from hardy.reproduce.records import Record, read_records, value_of
+from hardy.reproduce.records import Record, read_records
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _BELOW = 760, 320, 46, 250, 40
 _PITCH, _NAMES = 26, 250
@@ -38,7 +38,7 @@ def draw(picture: ResultPicture, tables: Mapping[str, ResultTable]) -> str:
         if picture.kind == "rounds":
             points = [(float(at), share) for record in one for at, share in record["curve"]]
         elif picture.kind == "points":
-            points = [point for record in one for point in _points(record, picture.columns)]
+            points = _points(found[row], picture.columns)
         else:
             raise unknown(f"kind of picture {picture.file}", picture.kind, ("rows", "rounds", "points"))
         if points:  # rows that share their words share a curve
@@ -46,13 +46,14 @@ def draw(picture: ResultPicture, tables: Mapping[str, ResultTable]) -> str:
     return _draw_curves(picture, curves)
 
 
-def _points(record: Record, columns: Sequence[str]) -> Curve:
-    """(x, y) of each pair of columns that the record has; x in % where it is an accuracy, counts in millions."""
+def _points(records: Sequence[Record], columns: Sequence[str]) -> Curve:
+    """(x, y) of each pair of columns that the records have, their means over the seeds; x in % where it is an accuracy,
+    counts in millions."""
     found = []
     for x, y in zip(columns[::2], columns[1::2], strict=True):
-        across, up = value_of(record, x), value_of(record, y)
+        across, up = score(records, x), score(records, y)
         if across is not None and up is not None:
-            found.append((100 * across if across <= 1 else across / 1e6, up))
+            found.append((100 * across.mean if across.mean <= 1 else across.mean / 1e6, up.mean))
     return found
 
 
