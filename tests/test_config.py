@@ -45,6 +45,7 @@ MISTAKES = [
     ("[checkpoint]\nevery = 0", "checkpoint.every is 0"),
     ("method = 'fedbm'", "unknown method 'fedbm'. Did you mean 'fedbn'?"),
     ("[method]\nname = 'fedprox'\nstrenght = 1", "unknown key in method 'strenght'. Did you mean 'strength'?"),
+    ("method = { name = 'fedrobust', size = 2 }", "size is 2, but only structures block and low_rank have one"),
     ("[method]\nname = 'fedprox'\nstrength = -1", "proximal strength (μ) is -1.0; it must be 0 or more"),
     ("[method]\nstrength = 1", "method needs a name"),
     ("[method]\nname = 'fedavg'\naggregator = 'medain'", "unknown aggregator 'medain'"),
@@ -164,6 +165,20 @@ def test_a_table_without_a_name_changes_the_methods_own_part(method, overrides, 
     chosen = config.parse(f"method = {method!r}", overrides)
     assert config.method(chosen) == expected
     assert config.method(config.parse(chosen.to_toml())) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("method = { name = 'fatavg', attack = { steps = 3 }, objective = 'trades' }", "method.attack has no effect"),
+        ("method = { name = 'fedrbn', weight = 0.8, objective = 'trades' }", "place method.objective takes"),
+        ("method = { name = 'fedprox', strength = 1, objective = 'trades' }", None),
+        ("method = { name = 'fedrbn', weight = 0.8, objective = { AT = { mix = 1 } } }", None),
+    ],
+)
+def test_an_option_that_is_lost_with_its_part_is_refused(text, message):
+    with pytest.raises(HardyError, match=message) if message else contextlib.nullcontext():
+        config.parse(text)
 
 
 def test_an_unknown_option_of_the_methods_own_part():

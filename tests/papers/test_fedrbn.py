@@ -312,6 +312,7 @@ def test_noise_falls_on_the_statistics_only():
         (lambda: propagated(temperature=0.0), r"propagated temperature \(T\) is 0.0; it must be above 0"),
         (lambda: pnc(weight=1.5), r"pnc weight \(λ\) is 1.5; it must be in \[0, 1\]"),
         (lambda: pnc(clip=0.0), "it got 0.0, 0 and 1.0"),
+        (lambda: fit(papers.fedavg(norm=group(), objective=pnc()), rounds=1), "but norm 'Group' keeps none"),
     ],
 )
 def test_bad_options_of_fedrbn_are_refused(make, message):

@@ -27,6 +27,7 @@ from hardy.models.early_exits import EarlyExits, all_exits, with_exits
 from hardy.papers.depthfl import exits, mutual_divergence
 from hardy.papers.fiarse import LargestEntries, keep_largest
 from hardy.papers.heterofl import corners
+from hardy.papers.per_fedavg import meta
 from hardy.parts.adversarial import adversarial, mart, trades
 from hardy.parts.example_privacy import dp_sgd
 from hardy.parts.norms import absent, batch
@@ -466,6 +467,7 @@ def test_fedrbns_calibration_goes_with_depths_and_not_with_widths():
             "or attacked",
         ),
         (lambda: papers.heterofl(widths=(0.5,)), "one must be 1"),
+        (lambda: fit(papers.depthfl(objective=meta()), rounds=1), "exits of budget 'ExitBudget' share one pass"),
         (lambda: fit(papers.fedavg().replace(budget=papers.fiarse().budget), rounds=1), "aggregator held_mean"),
         (
             lambda: fit(papers.sheterofl(norm=absent(), objective=dp_sgd(noise=1.0, clip=1.0, delta=1e-5)), rounds=1),

@@ -2,7 +2,7 @@
 
 import inspect
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -236,10 +236,35 @@ def method(experiment: Experiment) -> Method:
     parts = {key: options.pop(key) for key in REPLACEABLE if key in options and key not in taken}
     given = {} if experiment.optimiser is None else {"optimiser": experiment.optimiser}
     later = {} if "optimiser" in taken else given  # a method of a user's own
-    made: Method = construct(factory, options, "method", **({} if later else given))
-    if not isinstance(made, Method):
-        raise HardyError(f"method {user_code.short(name)} gives {type(made).__name__}; it must be a hardy.Method.")
-    made = made.replace(**later)
     hints = get_type_hints(Method)
-    new = {k: convert(value, hints[k], f"method.{k}", getattr(made, k)) for k, value in parts.items()}
-    return made.replace(**new)
+
+    def build(options: Table) -> tuple[Method, Method]:
+        """The factory's method, and the same with the parts that take the place of its own."""
+        made: Method = construct(factory, options, "method", **({} if later else given))
+        if not isinstance(made, Method):
+            raise HardyError(f"method {user_code.short(name)} gives {type(made).__name__}; it must be a hardy.Method.")
+        made = made.replace(**later)
+        new = {k: convert(value, hints[k], f"method.{k}", getattr(made, k)) for k, value in parts.items()}
+        return made, made.replace(**new)
+
+    own, whole = build(options)
+    if parts:
+        _refuse_lost_options(options, parts, own, whole, build)
+    return whole
+
+
+def _refuse_lost_options(
+    options: Table, parts: Table, own: Method, whole: Method, build: Callable[[Table], tuple[Method, Method]]
+) -> None:
+    """Refuses an option of a method that is lost with the part it was of, which another takes the place of."""
+    for key in options:
+        try:
+            own_without, whole_without = build({k: v for k, v in options.items() if k != key})
+        except HardyError:
+            continue  # the method needs it
+        if own != own_without and whole == whole_without:
+            others = " or ".join(f"method.{name}" for name in parts)
+            raise HardyError(
+                f"method.{key} has no effect: it is an option of a part whose place {others} takes. Leave one of them "
+                "out, or write the option there."
+            )

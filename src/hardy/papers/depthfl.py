@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from hardy.core.layers import Call
 from hardy.core.method import Method
 from hardy.core.net import Net
-from hardy.core.protocols import Batch, Norm, Objective, Optimiser, Wrapper
+from hardy.core.protocols import Batch, Norm, Objective, Optimiser, Setting, Wrapper, walk
 from hardy.core.submodels import Submodels
 from hardy.core.tensors import ImageShape, Tensors
 from hardy.errors import HardyError
 from hardy.models.early_exits import EarlyExits, ExitAnswer, all_exits, with_exits
+from hardy.papers.per_fedavg import Meta
 from hardy.parts.adversarial import divergence
 from hardy.parts.norms import batch
 from hardy.parts.objectives import cross_entropy
@@ -156,6 +157,14 @@ class ExitBudget(SubnetworkBudget):
         """λ(t) of a round, counted from 0."""
         left = 1 - min(1.0, round_number / self.ramp) if self.ramp else 0.0
         return self.distillation * exp(-5 * left**2)
+
+    def check(self, method: Method, setting: Setting) -> None:
+        super().check(method, setting)
+        if any(isinstance(inner, Meta) for inner in walk(method.objective)):
+            raise HardyError(
+                "objective meta steps to weights of its own for each exit, but the exits of budget 'ExitBudget' share "
+                "one pass. Usual fix: fine_tune after the run, or budget corners."
+            )
 
     def shares_statistics(self, giver: float, taker: float) -> bool:
         return len(fitting(self.widths, giver)) >= len(fitting(self.widths, taker))

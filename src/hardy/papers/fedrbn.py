@@ -170,6 +170,14 @@ class Pnc(Objective):
     def branches(self) -> frozenset[str]:
         return frozenset({"clean", "adversarial"})
 
+    def check(self, method: Method, setting: Setting) -> None:
+        if method.norm.branches is None:
+            raise HardyError(
+                f"objective pnc calibrates on the statistics of an adversarial branch, but norm "
+                f"{name_part(method.norm)!r} keeps none, so it has no effect. Usual fix: norm dual with propagated in "
+                "its adversarial branch, or objective cross_entropy."
+            )
+
     def for_client(self, kind: str, round_number: int) -> Objective:
         return replace(self, weight=0.0) if round_number < self.warm_up else self
 

@@ -82,6 +82,11 @@ class Shifted(Wrapper):
             raise HardyError(f"centre is {self.centre}; it is a grey from 0 (black) to 1 (white).")
         if self.size < 1 or self.ascend_every < 1:
             raise HardyError(f"size is {self.size}, ascend_every {self.ascend_every}; both must be 1 or more.")
+        if self.size != type(self).size and self.structure not in ("block", "low_rank"):
+            raise HardyError(
+                f"size is {self.size}, but only structures block and low_rank have one, not {self.structure!r}: it has "
+                "no effect. Leave it out, or change the structure."
+            )
 
     @property
     def rates(self) -> dict[str, tuple[float, float]]:
