@@ -17,6 +17,8 @@ from hardy.reproduce.records import read_records
 
 FILE, PAGE, PICTURE = "which_method.toml", "docs/which_method.md", "docs/images/which_method.svg"
 _WIDTH, _NAMES, _PITCH, _HEAD = 900, 430, 22, 30
+_CROWDED = 120
+"""points between the ends from which every second line is left out, so that their numbers do not touch"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +107,8 @@ def draw_advice(choices: list[MeasuredChoice]) -> str:
         svg_words(12, 18, title, weight="bold"),
         svg_words(12, 36, "filled: real data; ring: embedded digits; grey: within noise"),
     ]
-    for value in range(int(low), int(reach) + 1, 10):
+    step = 10 if reach - low <= _CROWDED else 20
+    for value in range(-(int(-low) // step) * step, int(reach) + 1, step):
         stroke = "#888" if value == 0 else "#e4e4e4"
         body.append(f'<path d="M{place(value):.1f} 48V{height - 24}" stroke="{stroke}"/>')
         body.append(svg_words(place(value), height - 8, f"{value:+d}" if value else "0", anchor="middle"))

@@ -70,6 +70,8 @@ def _draw_rows(picture: ResultPicture, table: ResultTable, found: Mapping[str, l
         raise HardyError(f"picture {picture.file} has nothing to show: no row of {table.path} is measured.")
     step = picture.step
     low, high = step * int(min(values) // step), step * (int(max(values) // step) + 1)
+    if table.unit == "%":  # no accuracy lies beyond, however wide its bar of error
+        low, high = max(low, 0), min(high, 100)
 
     def place(value: float) -> float:
         return _NAMES + (_WIDTH - _NAMES - 30) * (min(max(value, low), high) - low) / (high - low)
