@@ -46,7 +46,7 @@ def _png(sheet: NDArray[np.uint8], note: str) -> bytes:
         _SIGNATURE
         + _chunk(b"IHDR", header)
         + _chunk(b"iTXt", _NOTE + note.encode())
-        + _chunk(b"IDAT", zlib.compress(lines.tobytes(), 9))
+        + _chunk(b"IDAT", zlib.compress(lines.tobytes(), 6))  # 9 takes nine times as long for 7 % less
         + _chunk(b"IEND", b"")
     )
 
