@@ -133,6 +133,7 @@ SHORT = ("rounds=2", "evaluation.every=2", "evaluation.threats=[]", "evaluation.
 SMALL = {
     "fat/digits": ["data.limit=200", "model.width=0.125", "training.batch=8", "method.attack={name='pgd',steps=1}"],
     "fbn/cifar10": ["data.limit=1000", "model.width=0.125"],
+    "fbn/cifar10_narrow": ["data.limit=1000"],
     "fbn/mini": ["model.width=0.25"],
     "fbn/mini_dsgd": ["model.width=0.25"],
     "fedbn/digits": ["data.limit=200", "model.width=0.125", "training.batch=8"],
@@ -144,6 +145,7 @@ SMALL = {
     "field/subnetworks_small_digits": ["data.limit=200"],
     "field/svhn_attacks": ["data.limit=600", "data.split.alpha=1.0", "model.width=0.125", "training.batch=16"],
     "fedrbn/digits": ["data.limit=200", "model.width=0.125", "training.batch=8", "method.attack={name='pgd',steps=1}"],
+    "fedrbn/digits_narrow": ["data.limit=100", "method.attack={name='pgd',steps=1}"],
     "fedrbn/mini": ["data.limit=40"],
     "fedrobust/cifar": ["data.clients=2", "data.limit=100", "model.width=0.125"],
     "fedrobust/mnist": ["data.clients=4", "data.limit=200", "model.width=0.125"],
@@ -156,6 +158,7 @@ SMALL = {
     "split_mix/cifar10": ["data.clients=15", "data.limit=900", "training.batch=16", "training.epochs=1"],
     "split_mix/digits": ["data.limit=200", "training.batch=8"],
     "split_mix/digits_dat": ["data.limit=200", "training.batch=8", "method.attack={name='pgd',steps=1}"],
+    "split_mix/digits_small": ["data.limit=200", "training.batch=8"],
     "split_mix/mini": ["data.limit=80", "training.batch=8"],
     "split_mix/mini_dat": ["data.limit=80", "training.batch=8", "method.attack={name='pgd',steps=1}"],
 }
