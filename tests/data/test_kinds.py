@@ -28,6 +28,14 @@ def test_who_can_afford_adversarial_training(adversarial, able):
     assert kinds == ([""] * 6 if able is None else ["AT" if n in able else "ST" for n in range(6)])
 
 
+def test_a_share_of_pooled_rows_is_one_of_all_clients():
+    """Pooled clients carry the domain most of their rows are from, of which each may be the only one."""
+    kinds = [client.kind for client in with_kinds(federation(sizes=(5,) * 6), 0.2, pooled=True).clients]
+    assert kinds == ["AT"] + ["ST"] * 5
+    with pytest.raises(HardyError, match=r"one of the 6 clients of the pool, .* Take 0.17 or more"):
+        with_kinds(federation(sizes=(5,) * 6), 0.1, pooled=True)
+
+
 def test_the_rich_are_those_of_the_largest_capacity():
     data = with_capacity(federation(sizes=(5,) * 6), groups(widths=(0.25, 0.5), shuffled=False), seed=0)
     rich = [client.capacity == 0.5 for client in data.clients]
@@ -44,6 +52,7 @@ def test_kinds_are_written_in_toml_and_come_back():
     ("adversarial", "message"),
     [
         ((6,), "a client's number in data.adversarial is 6; it must be 0 to 5"),
+        (0.3, "data.adversarial is 0.3, which is less than one of the 3 clients of a domain, .* Take 0.34 or more"),
         (("square",), "unknown domain in data.adversarial 'square'"),
         ({"odd": 1.5}, r"the share of odd in data.adversarial is 1.5; it must be in \[0, 1\]"),
     ],

@@ -70,8 +70,9 @@ class DataChoice:
     """how each training step changes its images at random, such as { name = "crop_flip", padding = 4 }; evaluation sees
     them as they are. Absent: not at all"""
     adversarial: Affording = None
-    """who is of kind AT, for objective by_kind: a share of each domain's clients, a list of domains or of clients'
-    numbers, or a share for each of some domains ({ mnist = 0.2 }); the others are ST. Absent: nobody is kept from it"""
+    """who is of kind AT, for objective by_kind: a share of each domain's clients (of all, when pooled), rounded down, a
+    list of domains or of clients' numbers, or a share for each of some domains ({ mnist = 0.2 }); the others are ST.
+    Absent: nobody is kept from it"""
     capacity: str | Table | None = None
     """the width each client can train, a share of the ×1 network's; absent: 1 for all"""
 

@@ -360,7 +360,7 @@ def federation(experiment: Experiment, dataset: Dataset | None = None, folder: P
         dealt = with_shift(dealt, shift, seed=experiment.seed, test=choice.shift_test)
     if choice.capacity is not None:
         dealt = with_capacity(dealt, convert(choice.capacity, Capacity, "data.capacity"), experiment.seed)
-    return with_kinds(dealt, choice.adversarial)
+    return with_kinds(dealt, choice.adversarial, pooled=choice.pooled)
 
 
 def with_data_place(experiment: Experiment, folder: Path | str | None = None) -> Experiment:
