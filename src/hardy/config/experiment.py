@@ -43,8 +43,8 @@ class DataChoice:
     folder: str | None = None
     """folder of real data; absent: that of --data or HARDY_DATA. A run remembers the one it was started with"""
     range: tuple[float, float] | None = None
-    """least and greatest value of own inputs, which become 0 and 1, such as [0, 4095]; bytes, uint16 and floats in
-    [0, 1] need none, and feature vectors without one come as they are"""
+    """least and greatest value of your own inputs, which become 0 and 1, such as [0, 4095]; bytes, uint16 and floats in
+    [0, 1] need none, and feature vectors without one are used unchanged"""
     split: str | Table | None = None
     """how a domain's rows are dealt to its clients; absent: blocks, or natural where each file is a client"""
     clients: int = 2
@@ -65,14 +65,14 @@ class DataChoice:
     shift: str | Table | None = None
     """how the clients' devices differ: each takes its training and validation rows in its own way"""
     shift_test: bool = False
-    """test rows too are taken by the clients' devices; else they are as they come, as in FedRobust"""
+    """test rows are shifted by the clients' devices too; else they are unchanged, as in FedRobust"""
     augmentation: Augmentation | None = None
     """how each training step changes its images at random, such as { name = "crop_flip", padding = 4 }; evaluation sees
-    them as they are. Absent: not at all"""
+    unchanged images. Absent: not at all"""
     adversarial: Affording = None
     """who is of kind AT, for objective by_kind: a share of each domain's clients (of all, when pooled), rounded down, a
     list of domains or of clients' numbers, or a share for each of some domains ({ mnist = 0.2 }); the others are ST.
-    Absent: nobody is kept from it"""
+    Absent: all can afford it"""
     capacity: str | Table | None = None
     """the width each client can train, a share of the ×1 network's; absent: 1 for all"""
 
@@ -99,11 +99,11 @@ class EvaluationChoice:
     """look for red flags when the threats are measured, which may take longer than the threats do"""
     select: str | None = None
     """attack under which accuracy on validation rows chooses the best round; absent: clean accuracy does, which may
-    rise on under adversarial training while robustness falls"""
+    keep rising in adversarial training while robustness falls"""
     attack_branch: str | None = None
-    """statistics the attacks climb on; absent: those that predictions are made with"""
+    """branch of statistics that the attacks use; absent: the one that predicts"""
     predict_branch: str | None = None
-    """statistics images are judged with, attacked or not; absent: those of the branch that the norm serves with"""
+    """branch of statistics that classifies images, attacked or not; absent: the one that the norm serves with"""
     robustness: tuple[float, ...] = ()
     """levels λ at which every width of the finished run is measured, under the threats too; needs a dual norm"""
     metrics: tuple[Metric, ...] = ()

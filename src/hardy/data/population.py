@@ -34,7 +34,7 @@ _SORTS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class PopulationChoice:
-    """`[population]`: clients without end, drawn by rule from the rows of [data] instead of sharing them out."""
+    """`[population]`: any number of clients, each drawn by a rule from the rows of [data], which are not dealt out."""
 
     clients: int = 0
     """how many; 0: none, the rows of [data] are dealt by data.split"""
