@@ -29,7 +29,7 @@ from hardy.core.federation import Federation
 from hardy.core.files import versions
 from hardy.core.training import Training
 from hardy.engines import ENGINES, EngineChoice
-from hardy.engines.auto import NARROW_LAYER, layer_size
+from hardy.engines.auto import layer_size, small_layer
 from hardy.runs.prepare import prepare
 from hardy.runs.run import Run
 
@@ -84,10 +84,11 @@ def loss(found: dict[str, Any], engine: str) -> float:
 
 
 def mean_loss(cases: list[dict[str, Any]], limit: float) -> float:
-    """Of a rule that takes the vectorised engine for narrow layers of up to so many multiply-accumulates."""
+    """Of a rule that takes the vectorised engine for layers of few weights and up to so many multiply-accumulates."""
 
     def taken(case: dict[str, Any]) -> str:
-        small = case["macs_of_a_layer"] <= limit and case["weights_of_a_layer"] <= NARROW_LAYER
+        _, weights = small_layer(case["threads"])
+        small = case["macs_of_a_layer"] <= limit and case["weights_of_a_layer"] <= weights
         return "vectorised" if small else "sequential"
 
     return statistics.mean(loss(case, taken(case)) for case in cases)

@@ -1,8 +1,10 @@
-"""Which engine runs an experiment: a rule of device, network and batch. The same command gives the same bits."""
+"""Which engine runs an experiment: a rule of device, threads, network and batch. The same command gives the same
+bits."""
 
 import logging
 import warnings
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 import torch
@@ -30,20 +32,21 @@ _LOG = logging.getLogger("hardy")
 _MANY, _MUCH = 10_000, 256 * 2**20
 """clients, and bytes of their tensors, above which these lie on disk"""
 ENGINES: dict[str, type[Engine]] = {"sequential": Sequential, "vectorised": Vectorised}
-_SMALL_LAYER = 3_500_000
-"""multiply-accumulates of a layer on a batch up to which a CPU gains by running slots together: calls cost more than
-arithmetic (benchmarks/auto.py)"""
-NARROW_LAYER = 300_000
-"""weights of a layer up to which it does: those of many slots do not fit into the caches"""
+
+
+def small_layer(threads: int) -> tuple[float, float]:
+    """Multiply-accumulates of a layer on a batch, and weights of a layer, up to which a CPU gains by running slots
+    together (benchmarks/auto.py). With one thread only where calls cost more than arithmetic and the weights of many
+    slots fit into the caches; several threads share one large product better than many small ones."""
+    return (800_000, 300_000) if threads == 1 else (20_000_000, inf)
 
 
 def choose(plan: Plan, data: DeviceData, training: Training) -> type[Engine]:
-    """Vectorised on a GPU, on a CPU for layers so small that calling costs more than computing, and wherever a norm
-    ties clients together; else sequential."""
+    """Vectorised on a GPU, on a CPU for small layers, and wherever a norm ties clients together; else sequential."""
     if data.device.type == "cuda" or plan.synchronised:
         return Vectorised
-    arithmetic, weights = layer_size(plan, data, training)
-    return Vectorised if arithmetic <= _SMALL_LAYER and weights <= NARROW_LAYER else Sequential
+    small = zip(layer_size(plan, data, training), small_layer(torch.get_num_threads()), strict=True)
+    return Vectorised if all(size <= limit for size, limit in small) else Sequential
 
 
 def layer_size(plan: Plan, data: DeviceData, training: Training) -> tuple[float, float]:
@@ -93,8 +96,8 @@ class EngineChoice:
     """`[engine]`: how and where the work is done."""
 
     name: Literal["auto", "sequential", "vectorised", "distributed", "flower"] = "auto"
-    """auto chooses by device, network and batch size: vectorised on a GPU and for small steps, else sequential;
-    distributed is auto on several workers"""
+    """auto chooses by device, threads, network and batch size: vectorised on a GPU and for small steps, else
+    sequential; distributed is auto on several workers"""
     device: str = "auto"
     """auto, cpu or cuda (cuda:1, ...)"""
     precision: Precision = "tf32"
