@@ -79,7 +79,9 @@ def test_order_of_clients_is_irrelevant(method, monkeypatch):
     monkeypatch.setattr(
         Training, "batches", lambda self, rows, rng, round: batches(self, rows, np.random.default_rng(round), round)
     )
-    monkeypatch.setattr(sequential, "step_keys", lambda seed, round, slots, steps: keys(seed, round, [Slot(0)], steps))
+    monkeypatch.setattr(
+        sequential, "step_keys", lambda seed, round, slots, steps: keys(seed, round, [Slot(0)] * len(slots), steps)
+    )
     data = federation()
     order = [2, 0, 3, 1]
     shuffled = dataclasses.replace(data, clients=tuple(data.clients[i] for i in order))

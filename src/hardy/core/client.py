@@ -48,7 +48,8 @@ class Reply(NamedTuple):
 def step_keys(seed: int, round_number: int, slots: Sequence[Slot], steps: int) -> NDArray[np.int64]:
     """The random key of every step of every slot, [steps, S]."""
     key = random.fold(np.array([seed]), "client", round_number)
-    key = random.fold(key, np.array([slot.client for slot in slots]), np.array([slot.base for slot in slots]))
+    clients, bases = np.array([(slot.client, slot.base) for slot in slots], dtype=np.int64).reshape(-1, 2).T
+    key = random.fold(key, clients, bases)
     return random.fold(key, np.arange(steps)[:, None])
 
 
